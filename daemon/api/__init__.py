@@ -1,0 +1,1 @@
+"""HTTP: the only package, besides `daemon.app`, that knows aiohttp."""

@@ -1,0 +1,1 @@
+"""The engine child: one loop thread that owns the llama.cpp context."""

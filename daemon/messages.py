@@ -1,0 +1,236 @@
+"""Every type that crosses a process or a layer.
+
+Service to engine: `Submit`, `Cancel`, `Shutdown`. Engine to service: `Loading`, `Ready`, `LoadFailed`, `Step`,
+`Snapshot`. Every `Submit` is answered by any number of `Tokens` and exactly one `Done` or `Failed`.
+All are immutable pydantic models told apart by `kind`; `daemon.frames` carries them as length-prefixed JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+TokenId = int
+
+
+class Message(BaseModel):
+    """Base: immutable, no unknown fields, numbers finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Sampling(Message):
+    """How the next token is chosen; names, defaults and order are llama.cpp's.
+
+    `temperature` <= 0 is greedy. `seed` None means a random one. `logit_bias` pairs a token id with a value added to
+    its logit; -inf is written as -1e30. `repeat_last_n` and `dry_penalty_last_n` count tokens, -1 is the whole context.
+    """
+
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    top_n_sigma: float = -1.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    min_keep: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+
+
+class Submit(Message):
+    """One answer to compute. `prompt` is never empty and shorter than the context; `max_tokens` >= 1 fits behind it."""
+
+    kind: Literal["submit"] = "submit"
+    id: str
+    prompt: list[TokenId]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """None: none. N >= 0: the chosen token's log probability and the N most likely ones, before samplers."""
+
+
+class Cancel(Message):
+    """Give up a request, wherever it is; answered by `Done` with finish_reason "cancelled" (or nothing if it is over)."""
+
+    kind: Literal["cancel"] = "cancel"
+    id: str
+
+
+class Shutdown(Message):
+    """End the engine process; running sequences are failed."""
+
+    kind: Literal["shutdown"] = "shutdown"
+
+
+Command = Annotated[Submit | Cancel | Shutdown, Field(discriminator="kind")]
+COMMAND: TypeAdapter[Submit | Cancel | Shutdown] = TypeAdapter(Command)
+
+
+class Candidate(Message):
+    """A token with its natural-log probability; `bytes` is its piece, which need not be whole UTF-8."""
+
+    token: TokenId
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(Candidate):
+    """The chosen token, and the most likely ones at its position, best first."""
+
+    top: list[Candidate] = []
+
+
+class Tokens(Message):
+    """New tokens of one request. `text` is what may be shown now: whole UTF-8, never part of a stop string."""
+
+    kind: Literal["tokens"] = "tokens"
+    id: str
+    tokens: list[TokenId]
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class Done(Message):
+    """The end of a request. `text` is what was still held back; times are milliseconds of wall clock."""
+
+    kind: Literal["done"] = "done"
+    id: str
+    finish_reason: FinishReason
+    stop_word: str | None = None
+    text: str = ""
+    n_prompt: int
+    n_cached: int
+    n_predicted: int
+    wait_ms: float
+    """From the arrival in the engine to the first chunk of the prompt."""
+    prompt_ms: float
+    predicted_ms: float
+
+
+class Failed(Message):
+    """The request ended without an answer; `code` and `message` are those of `daemon.errors`."""
+
+    kind: Literal["failed"] = "failed"
+    id: str
+    code: str
+    message: str
+
+
+Event = Annotated[Tokens | Done | Failed, Field(discriminator="kind")]
+
+
+class SlotState(Message):
+    """One sequence as `/slots` shows it."""
+
+    seq_id: int
+    request: str
+    phase: Literal["prefill", "decode"]
+    n_prompt: int
+    n_past: int
+    n_predicted: int
+
+
+class Snapshot(Message):
+    """The engine's state at one moment; also its sign of life."""
+
+    kind: Literal["snapshot"] = "snapshot"
+    waiting: int = 0
+    slots: list[SlotState] = []
+    kv_cells_used: int = 0
+    kv_cells: int = 0
+    n_steps: int = 0
+    n_preempted: int = 0
+
+
+class Step(Message):
+    """Everything that one engine step produced, in one message; `snapshot` rides along a few times a second."""
+
+    kind: Literal["step"] = "step"
+    events: list[Event]
+    snapshot: Snapshot | None = None
+
+
+class Loading(Message):
+    """Progress of the model load, 0 to 1."""
+
+    kind: Literal["loading"] = "loading"
+    progress: float
+
+
+class Device(Message):
+    """A compute device as llama.cpp sees it; memory in bytes."""
+
+    name: str
+    description: str
+    kind: Literal["cpu", "gpu", "igpu", "accel"]
+    memory_free: int
+    memory_total: int
+
+
+class ModelInfo(Message):
+    """What was loaded. Sizes in bytes; `n_ctx` is the limit of one sequence, `kv_cells` what all share."""
+
+    name: str
+    architecture: str
+    description: str
+    fingerprint: str
+    n_params: int
+    size: int
+    n_vocab: int
+    n_ctx_train: int
+    n_ctx: int
+    kv_cells: int
+    kv_bytes_per_token: int
+    n_layer: int
+    n_expert: int
+    n_expert_used: int
+    max_sequences: int
+    n_ubatch: int
+    bos: TokenId | None
+    eos: TokenId | None
+    devices: list[Device]
+    build: str
+    residency: str
+    """Why residency is on, off or not applicable, in words."""
+    warnings: list[str] = []
+
+
+class Ready(Message):
+    """The engine accepts commands."""
+
+    kind: Literal["ready"] = "ready"
+    info: ModelInfo
+
+
+class LoadFailed(Message):
+    """The engine could not load; `fatal` when trying again with the same files and config cannot help."""
+
+    kind: Literal["load_failed"] = "load_failed"
+    message: str
+    fatal: bool
+
+
+Report = Annotated[Loading | Ready | LoadFailed | Step | Snapshot, Field(discriminator="kind")]
+REPORT: TypeAdapter[Loading | Ready | LoadFailed | Step | Snapshot] = TypeAdapter(Report)

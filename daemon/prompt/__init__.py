@@ -1,0 +1,1 @@
+"""From messages to token ids: templates, tokenising and the worker pool they run in."""
