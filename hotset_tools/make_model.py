@@ -1,0 +1,214 @@
+"""`hotset make-model`: models with random weights from a seed, written straight to disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from hotset_tools.model_shapes import SHAPES, Shape, Tensor, tensors
+from hotset_tools.random_weights import chunks, row_bytes, rows
+from hotset_tools.synthetic_vocab import CHATML, Vocab, make_vocab
+
+ALIGNMENT = 32
+_HEADER_RESERVE = 64 * 1024 * 1024
+
+
+def write_model(
+    path: Path, shape: Shape, seed: int, *, reuse_layer: bool = False, progress: Callable[[int], None] | None = None
+) -> None:
+    """Write a GGUF of `shape`; the same shape and seed give the same bytes. `path` appears when it is whole.
+
+    `reuse_layer` gives every layer the data of the first, which saves time on the largest shapes.
+    `progress` is told the bytes of each piece as it is written.
+
+    Raises:
+        ValueError: sizes that cannot be.
+        OSError: the disk.
+    """
+    plan = list(tensors(shape))
+    vocab = make_vocab(shape.n_vocab) if shape.n_vocab else None
+    with _appearing(path) as temporary, _Header(temporary, shape, vocab, plan) as file:
+        for tensor in plan:
+            _write_tensor(file, tensor, vocab, _stream(seed, tensor, reuse_layer), progress or (lambda _: None))
+
+
+def total_size(shape: Shape) -> int:
+    """Bytes of all tensors."""
+    return sum(_padded(tensor.size) for tensor in tensors(shape))
+
+
+class _Header:
+    """Metadata and tensor table, written on entry; gives the file that wants the data."""
+
+    def __init__(self, path: Path, shape: Shape, vocab: Vocab | None, plan: list[Tensor]) -> None:
+        import gguf  # slow, and only this command needs it
+
+        self._writer: Any = gguf.GGUFWriter(path, shape.architecture)
+        self._writer.data_alignment = ALIGNMENT
+        _add_sizes(self._writer, shape)
+        _add_vocab(self._writer, vocab)
+        for tensor in plan:
+            row = row_bytes(tensor.kind, tensor.dims[-1])
+            kind = gguf.GGMLQuantizationType[tensor.kind]
+            dims = (*tensor.dims[:-1], row)
+            self._writer.add_tensor_info(tensor.name, dims, np.dtype(np.uint8), tensor.size, raw_dtype=kind)
+
+    def __enter__(self) -> IO[bytes]:
+        self._writer.write_header_to_file()
+        self._writer.write_kv_data_to_file()
+        self._writer.write_ti_data_to_file()
+        file: IO[bytes] = self._writer.fout[0]
+        _pad(file, file.tell())
+        return file
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+
+def _add_sizes(writer: Any, shape: Shape) -> None:
+    writer.add_name(f"random {shape.name}")
+    writer.add_block_count(shape.n_layer)
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_key_length(shape.head_size)
+    writer.add_value_length(shape.head_size)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_vocab_size(shape.n_vocab or 256)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+        writer.add_expert_feed_forward_length(shape.n_ff)
+
+
+def _add_vocab(writer: Any, vocab: Vocab | None) -> None:
+    if vocab is None:
+        writer.add_tokenizer_model("no_vocab")
+        return
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(vocab.tokens)
+    writer.add_token_types(vocab.types)
+    writer.add_token_merges(vocab.merges)
+    writer.add_bos_token_id(vocab.bos)
+    writer.add_eos_token_id(vocab.eos)
+    writer.add_pad_token_id(vocab.bos)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHATML)
+
+
+def _stream(seed: int, tensor: Tensor, reuse_layer: bool) -> np.random.Generator:
+    """Random numbers that depend on the seed and the tensor's name, not on what was drawn before."""
+    _, _, rest = tensor.name.rpartition("blk.")
+    name = rest.partition(".")[2] if reuse_layer and rest != tensor.name else tensor.name
+    return np.random.default_rng([seed, *name.encode()])
+
+
+def _write_tensor(
+    file: IO[bytes], tensor: Tensor, vocab: Vocab | None, random: np.random.Generator, told: Callable[[int], None]
+) -> None:
+    if tensor.spread is None:
+        pieces: Iterator[Any] = iter([np.ones(tensor.dims, dtype=np.float32)])
+    elif tensor.name == "output.weight" and vocab is not None:
+        pieces = iter([_output_head(tensor, vocab, random)])
+    else:
+        pieces = chunks(tensor.kind, tensor.n_elements, tensor.spread, random)
+    for piece in pieces:
+        file.write(piece.data)
+        told(piece.nbytes)
+    _pad(file, tensor.size)
+
+
+def _output_head(tensor: Tensor, vocab: Vocab, random: np.random.Generator) -> Any:
+    """The output head with zero rows for tokens that end an answer: about half of all others are always likelier."""
+    assert tensor.spread is not None
+    head = rows(tensor.kind, tensor.dims[0], tensor.dims[1], tensor.spread, random)
+    head[vocab.ends] = 0
+    return head
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _pad(file: IO[bytes], size: int) -> None:
+    file.write(bytes(_padded(size) - size))
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when the block ends well, and is removed when not."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _resized(name: str, **sizes: int | None) -> Shape:
+    if name not in SHAPES:
+        raise ValueError(f"there is no shape {name!r}; the shapes are {', '.join(SHAPES)}")
+    changes: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
+    shape = replace(SHAPES[name], **changes)
+    if shape.n_expert_used > shape.n_expert:
+        raise ValueError(f"{shape.n_expert_used} experts per token are more than the {shape.n_expert} there are")
+    return shape
+
+
+def _check_target(path: Path, size: int, force: bool) -> None:
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists; --force replaces it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is no directory")
+    free = shutil.disk_usage(path.parent).free
+    if free < size + _HEADER_RESERVE:
+        raise ValueError(f"the model takes {size / 1e9:.2f} GB and {path.parent} has {free / 1e9:.2f} GB free")
+
+
+def _progress() -> Progress:
+    bar = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    return Progress(*bar, console=Console(stderr=True))
+
+
+def make_model(
+    out: Annotated[Path, typer.Argument(help="File to write.")],
+    shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same file.")] = 1,
+    layers: Annotated[int | None, typer.Option(min=1, max=512, help="Instead of the shape's layers.")] = None,
+    experts: Annotated[int | None, typer.Option(min=1, max=1024, help="Instead of the shape's experts.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, max=1024, help="Experts per token.")] = None,
+    vocab: Annotated[int | None, typer.Option(min=259, help="Instead of the shape's vocabulary.")] = None,
+    reuse_layer: Annotated[bool, typer.Option(help="All layers share one layer's data: faster to write.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace an existing file.")] = False,
+) -> None:
+    """Generate a MoE model with random weights, for benchmarks."""
+    try:
+        wanted = _resized(shape, n_layer=layers, n_expert=experts, n_expert_used=top_k, n_vocab=vocab)
+        size = total_size(wanted)
+        _check_target(out, size, force)
+        with _progress() as bar:
+            task = bar.add_task(out.name, total=size)
+            write_model(out, wanted, seed, reuse_layer=reuse_layer, progress=lambda n: bar.update(task, advance=n))
+    except (ValueError, OSError) as error:
+        print(f"make-model: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, shape {shape}, seed {seed}")
