@@ -1,0 +1,75 @@
+"""The `hotset` command: a thin shell that imports the module of a subcommand only when that one is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import typer
+
+from daemon.errors import EXIT_FAILURE, HotsetError
+
+
+class Entry(NamedTuple):
+    """Where a subcommand lives: a function, or a typer app when it has subcommands of its own."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "bench": Entry("hotset_tools.bench", "app", "Measure; `bench engine` times the engine loop."),
+    "build": Entry("hotset_tools.build_command", "command", "Build the native library into the cache."),
+    "doctor": Entry("hotset_tools.doctor", "command", "Tell what this machine has, lacks and would use."),
+    "inspect": Entry("hotset_tools.inspect", "command", "Describe a GGUF file: experts, sizes, context."),
+    "patchset": Entry("hotset_tools.patchset_command", "app", "Check, apply and export the patch series."),
+}
+
+
+def make_app(wanted: str | None) -> typer.Typer:
+    """The whole command line; only the subcommand `wanted` is imported, the others are names with a line of help."""
+    app = typer.Typer(
+        name="hotset",
+        help="Tools of hotset; the daemon itself is `hotsetd`.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_show_locals=False,
+    )
+    app.callback()(_callback)
+    for name, entry in COMMANDS.items():
+        target = getattr(importlib.import_module(entry.module), entry.attribute) if name == wanted else _unreached
+        _register(app, name, target, entry.help)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of the console script. An error that this project raises on purpose is one message and exit code 1."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    try:
+        make_app(wanted)(words)
+    except HotsetError as error:
+        print(f"hotset: {error.message}", file=sys.stderr)
+        sys.exit(EXIT_FAILURE)
+
+
+def _register(app: typer.Typer, name: str, target: typer.Typer | Callable[..., Any], text: str) -> None:
+    if isinstance(target, typer.Typer):
+        app.add_typer(target, name=name, help=text)
+    else:
+        app.command(name, help=text if target is _unreached else target.__doc__)(target)
+
+
+def _callback() -> None:
+    """Makes typer treat the app as a group even while it has one command."""
+
+
+def _unreached() -> None:
+    raise AssertionError("the subcommand that runs is always imported")
+
+
+if __name__ == "__main__":
+    main()
