@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from daemon.errors import ConfigError
 
 ENV_PREFIX = "HOTSET_"
+PATH_KEYS = ("model.path", "model.chat_template", "http.keys_file")
 
 
 class Effect(StrEnum):
@@ -188,7 +189,7 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
     problems += _cross_checks(config)
     if problems:
         raise ConfigError(problems)
-    return config
+    return _absolute(config, path.parent) if path is not None else config
 
 
 def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -226,8 +227,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _section_type(field: FieldInfo) -> type[Section]:
-    assert field.annotation is not None
-    return field.annotation
+    section = field.annotation
+    assert isinstance(section, type) and issubclass(section, Section)
+    return section
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -278,6 +280,18 @@ def _from_text(text: str, info: FieldInfo) -> Any:
     if isinstance(default, tuple):
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
+
+
+def _absolute(config: Config, base: Path) -> Config:
+    """Paths in a file are relative to it."""
+    updates: dict[str, dict[str, str]] = {}
+    for key in PATH_KEYS:
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if value:
+            updates.setdefault(section, {})[name] = str((base / value).absolute())
+    parts = {section: getattr(config, section).model_copy(update=values) for section, values in updates.items()}
+    return config.model_copy(update=parts)
 
 
 def _cross_checks(config: Config) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import select
 import socket
 import struct
@@ -96,20 +95,3 @@ class Pipe:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The service's end: the next body, or None at the end of the stream.
-
-    Raises:
-        FrameError: the stream ended inside a frame, or a length beyond `MAX_FRAME`.
-    """
-    try:
-        (length,) = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-        if length > MAX_FRAME:
-            raise FrameError(f"a frame announces {length} bytes")
-        return await reader.readexactly(length)
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise FrameError("the engine ended inside a frame") from None
-        return None

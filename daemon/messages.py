@@ -1,6 +1,6 @@
 """Every type that crosses a process or a layer.
 
-Service to engine: `Submit`, `Cancel`, `Shutdown`. Engine to service: `Loading`, `Ready`, `LoadFailed`, `Step`,
+Service to engine: `Load` once, then `Submit`, `Cancel`, `Shutdown`. Engine to service: `Loading`, `Ready`, `LoadFailed`, `Step`,
 `Snapshot`. Every `Submit` is answered by any number of `Tokens` and exactly one `Done` or `Failed`.
 All are immutable pydantic models told apart by `kind`; `daemon.frames` carries them as length-prefixed JSON.
 """
@@ -68,6 +68,27 @@ class Submit(Message):
     """None: none. N >= 0: the chosen token's log probability and the N most likely ones, before samplers."""
 
 
+class Load(Message):
+    """The first command: what to load and how. Paths are absolute; 0 and -1 mean what they mean in config.toml."""
+
+    kind: Literal["load"] = "load"
+    model: str
+    name: str
+    context: int
+    load_mode: Literal["auto", "mmap", "none"]
+    device: str
+    gpu_layers: int
+    cpu_moe_layers: int
+    threads: int
+    threads_batch: int
+    max_sequences: int
+    kv_cells: int
+    ubatch: int
+    cache_type_k: str
+    cache_type_v: str
+    repack: bool
+
+
 class Cancel(Message):
     """Give up a request, wherever it is; answered by `Done` with finish_reason "cancelled" (or nothing if it is over)."""
 
@@ -81,8 +102,8 @@ class Shutdown(Message):
     kind: Literal["shutdown"] = "shutdown"
 
 
-Command = Annotated[Submit | Cancel | Shutdown, Field(discriminator="kind")]
-COMMAND: TypeAdapter[Submit | Cancel | Shutdown] = TypeAdapter(Command)
+Command = Annotated[Load | Submit | Cancel | Shutdown, Field(discriminator="kind")]
+COMMAND: TypeAdapter[Load | Submit | Cancel | Shutdown] = TypeAdapter(Command)
 
 
 class Candidate(Message):
@@ -138,7 +159,10 @@ class Failed(Message):
     message: str
 
 
-Event = Annotated[Tokens | Done | Failed, Field(discriminator="kind")]
+RequestEvent = Tokens | Done | Failed
+"""What a reader of one request sees."""
+
+Event = Annotated[RequestEvent, Field(discriminator="kind")]
 
 
 class SlotState(Message):
@@ -152,6 +176,18 @@ class SlotState(Message):
     n_predicted: int
 
 
+class StepTimes(Message):
+    """Where the time of recent steps went, in milliseconds; `outside` is what was spent outside llama.cpp."""
+
+    n_steps: int
+    step_p50: float
+    decode_p50: float
+    sample_p50: float
+    outside_p50: float
+    outside_p99: float
+    sample_per_token: float
+
+
 class Snapshot(Message):
     """The engine's state at one moment; also its sign of life."""
 
@@ -162,6 +198,7 @@ class Snapshot(Message):
     kv_cells: int = 0
     n_steps: int = 0
     n_preempted: int = 0
+    times: StepTimes | None = None
 
 
 class Step(Message):

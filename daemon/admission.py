@@ -1,0 +1,242 @@
+"""Who runs and who waits: a bounded queue in front of the engine, and one ticket for each answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from daemon.errors import EngineFailed, ModelLoading, QueueFull
+from daemon.messages import Cancel, Done, Failed, RequestEvent, Submit, Tokens
+
+_SMOOTHING = 0.2
+"""Weight of the newest request in the running mean of their durations."""
+
+
+class EnginePort(Protocol):
+    """What admission needs from the supervisor."""
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that may run together; 0 while no engine is ready."""
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until an engine is likely to be ready."""
+
+    def send(self, command: Submit | Cancel) -> None:
+        """Hand a command to the engine; only while `capacity` is above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionStatistics:
+    """How full it is."""
+
+    running: int
+    waiting: int
+    max_waiting: int
+
+
+class Ticket:
+    """One answer on its way: iterate over it for any number of `Tokens`, then one `Done` or `Failed`.
+
+    Belongs to the event loop; one reader.
+    """
+
+    def __init__(self, submit: Submit, admission: Admission, client: str, now: float) -> None:
+        self.submit = submit
+        self.client = client
+        self.arrived = now
+        self.started: float | None = None
+        self.over = False
+        self._admission = admission
+        self._events: deque[RequestEvent] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._read_all = False
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.submit.id
+
+    @property
+    def position(self) -> int | None:
+        """0-based place in the queue; None once it runs or is over."""
+        return self._admission.position(self)
+
+    def cancel(self) -> None:
+        """Give up, wherever it is; what has not been read is dropped and the iteration ends. Idempotent."""
+        self._events.clear()
+        self._read_all = True
+        self._wake_reader()
+        self._admission.withdraw(self)
+
+    def push(self, event: RequestEvent) -> None:
+        """Add an event for the reader (admission only)."""
+        if not self._read_all:
+            self._events.append(event)
+            self._wake_reader()
+
+    def __aiter__(self) -> Ticket:
+        return self
+
+    async def __anext__(self) -> RequestEvent:
+        while not self._events:
+            if self._read_all:
+                raise StopAsyncIteration
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        event = self._events.popleft()
+        self._read_all = not isinstance(event, Tokens)
+        return event
+
+    def waiting_events(self) -> int:
+        """Events that could be read without waiting."""
+        return len(self._events)
+
+    def _wake_reader(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class Admission:
+    """First come, first served; at most `capacity` answers run, at most `max_waiting` wait."""
+
+    def __init__(
+        self, engine: EnginePort, max_waiting: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine, self._max_waiting, self._clock = engine, max_waiting, clock
+        self._waiting: deque[Ticket] = deque()
+        self._running: dict[str, Ticket] = {}
+        self._mean_seconds = 0.0
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, submit: Submit, *, client: str = "") -> Ticket:
+        """Run it, or let it wait.
+
+        Raises:
+            ModelLoading: no engine is ready to take it, or the service is about to stop.
+            QueueFull: as many wait as may.
+        """
+        if self._closing or not self._engine.capacity:
+            raise ModelLoading("The model is not ready.", retry_after=self._engine.retry_after)
+        if len(self._waiting) >= self._max_waiting() and not self._has_room():
+            raise QueueFull("Too many requests are waiting.", retry_after=self._seconds_of_queue())
+        ticket = Ticket(submit, self, client, self._clock())
+        self._waiting.append(ticket)
+        self._idle.clear()
+        self._pump()
+        return ticket
+
+    def cancel(self, request_id: str) -> bool:
+        """Cancel by id on behalf of someone else than its reader, who gets a `Done`; False: no such request."""
+        if request_id in self._running:
+            self._engine.send(Cancel(id=request_id))
+            return True
+        for ticket in self._waiting:
+            if ticket.id == request_id:
+                self._waiting.remove(ticket)
+                self._end(ticket, _cancelled(request_id))
+                return True
+        return False
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Its reader is gone: forget it if it waits, tell the engine if it runs."""
+        if ticket.over:
+            return
+        if self._running.get(ticket.id) is ticket:
+            if self._engine.capacity:
+                self._engine.send(Cancel(id=ticket.id))
+        elif ticket in self._waiting:
+            self._waiting.remove(ticket)
+            self._end(ticket, _cancelled(ticket.id))
+
+    def position(self, ticket: Ticket) -> int | None:
+        """0-based place in the queue."""
+        return self._waiting.index(ticket) if ticket in self._waiting else None
+
+    def statistics(self) -> AdmissionStatistics:
+        """A picture of this moment."""
+        return AdmissionStatistics(len(self._running), len(self._waiting), self._max_waiting())
+
+    # -- called by the supervisor
+
+    def engine_ready(self) -> None:
+        """An engine takes commands: start what waits."""
+        self._pump()
+
+    def engine_lost(self, why: str) -> None:
+        """The engine is gone and with it everything that ran; what waits goes on waiting."""
+        lost, self._running = list(self._running.values()), {}
+        for ticket in lost:
+            self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message=why))
+
+    def deliver(self, event: RequestEvent) -> None:
+        """Hand an event of the engine to its reader; the end of one answer starts the next."""
+        ticket = self._running.get(event.id)
+        if ticket is None:
+            return
+        if isinstance(event, Tokens):
+            ticket.push(event)
+            return
+        del self._running[event.id]
+        self._learn(ticket)
+        self._end(ticket, event)
+        self._pump()
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing more, fail what waits, and give what runs up to `seconds` to finish."""
+        self._closing = True
+        waiting, self._waiting = list(self._waiting), deque()
+        for ticket in waiting:
+            self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message="The service is stopping."))
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            self.engine_lost("The service is stopping.")
+
+    # -- inside
+
+    def _has_room(self) -> bool:
+        return not self._waiting and len(self._running) < self._engine.capacity
+
+    def _pump(self) -> None:
+        while self._waiting and len(self._running) < self._engine.capacity:
+            ticket = self._waiting.popleft()
+            ticket.started = self._clock()
+            self._running[ticket.id] = ticket
+            self._engine.send(ticket.submit)
+
+    def _end(self, ticket: Ticket, event: RequestEvent) -> None:
+        ticket.over = True
+        ticket.push(event)
+        if not self._running and not self._waiting:
+            self._idle.set()
+
+    def _learn(self, ticket: Ticket) -> None:
+        seconds = self._clock() - (ticket.started or ticket.arrived)
+        self._mean_seconds += _SMOOTHING * (seconds - self._mean_seconds) if self._mean_seconds else seconds
+
+    def _seconds_of_queue(self) -> int:
+        """When a place in the queue is likely to be free: one of those that run has to end."""
+        return max(1, math.ceil(self._mean_seconds / max(1, self._engine.capacity)))
+
+
+def _cancelled(request_id: str) -> Done:
+    return Done(
+        id=request_id,
+        finish_reason="cancelled",
+        n_prompt=0,
+        n_cached=0,
+        n_predicted=0,
+        wait_ms=0,
+        prompt_ms=0,
+        predicted_ms=0,
+    )

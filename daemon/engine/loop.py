@@ -1,0 +1,265 @@
+"""The engine's loop: commands in, one decode call a step, one message out.
+
+One thread owns the llama.cpp context and every sequence; nothing here is locked.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+from daemon.engine import sampling
+from daemon.engine.logprobs import token_logprob
+from daemon.engine.ports import DECODED, NO_CELLS, ContextPort, PipePort, VocabPort
+from daemon.engine.roster import Limits, Roster
+from daemon.engine.scheduler import n_to_send_back, plan_step
+from daemon.engine.sequence import Sequence
+from daemon.engine.stops import TextOut
+from daemon.engine.times import TimeLog
+from daemon.messages import COMMAND, Cancel, Done, Event, Failed, FinishReason, Shutdown, Snapshot, Step, Submit, Tokens
+
+SNAPSHOT_SECONDS = 0.5
+IDLE_SECONDS = 1.0
+
+Part = tuple[Sequence, int]
+"""A sequence and how many of its next tokens this step computes."""
+
+
+class Loop:
+    """Runs until `Shutdown`, or until the service closes its end of the pipe.
+
+    `suppressed` are tokens that may never be chosen, `eog` those that end an answer unless a request ignores them.
+    """
+
+    def __init__(
+        self,
+        context: ContextPort,
+        vocab: VocabPort,
+        pipe: PipePort,
+        limits: Limits,
+        *,
+        suppressed: tuple[int, ...] = (),
+        eog: tuple[int, ...] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._context, self._vocab, self._pipe, self._limits = context, vocab, pipe, limits
+        self._suppressed, self._eog, self._clock = suppressed, eog, clock
+        self._roster = Roster(context, limits)
+        self._events: list[Event] = []
+        self._stopping = False
+        self._last_snapshot = float("-inf")
+        self._times = TimeLog()
+        self._decode_seconds = self._sample_seconds = 0.0
+        self._n_sampled = 0
+
+    def run(self) -> None:
+        """Turn until told to stop; a peer that is gone counts as being told."""
+        try:
+            while not self._stopping:
+                self.turn()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self._stopping = True
+
+    def turn(self) -> None:
+        """Take commands (waiting for one when there is no work), compute one step, send what it gave."""
+        bodies = self._pipe.receive(0 if self._roster.busy else IDLE_SECONDS)
+        started = self._clock()
+        self._decode_seconds = self._sample_seconds = 0.0
+        self._n_sampled = 0
+        for body in bodies:
+            self._obey(body)
+        self._start_waiting()
+        stepped = self._step()
+        self._send()
+        if stepped:
+            self._times.add(self._clock() - started, self._decode_seconds, self._sample_seconds, self._n_sampled)
+
+    # -- commands
+
+    def _obey(self, body: bytes) -> None:
+        command = COMMAND.validate_json(body)
+        if isinstance(command, Submit):
+            self._accept(command)
+        elif isinstance(command, Cancel):
+            sequence = self._roster.find(command.id)
+            if sequence is not None:
+                self._finish(sequence, "cancelled")
+        elif isinstance(command, Shutdown):
+            self._stopping = True
+            for sequence in (*self._roster.running, *self._roster.waiting):
+                self._fail(sequence, "engine_failed", "The engine is shutting down.")
+
+    def _accept(self, submit: Submit) -> None:
+        problem = self._problem(submit)
+        if problem:
+            self._events.append(Failed(id=submit.id, code="invalid_request", message=problem))
+        else:
+            self._roster.waiting.append(Sequence(submit, self._clock(), TextOut(submit.stop), list(submit.prompt)))
+
+    def _problem(self, submit: Submit) -> str | None:
+        """Why this request could not be computed even alone."""
+        if not submit.prompt or submit.max_tokens < 1:
+            return "A prompt and room for at least one token are needed."
+        if len(submit.prompt) + submit.max_tokens > self._limits.n_ctx:
+            return f"Prompt and answer need more than the {self._limits.n_ctx} tokens of the context."
+        if min(submit.prompt) < 0 or max(submit.prompt) >= self._vocab.n_tokens:
+            return "The prompt holds a token id outside the vocabulary."
+        return None
+
+    # -- starting
+
+    def _start_waiting(self) -> None:
+        while (sequence := self._roster.start_next()) is not None:
+            sequence.started = sequence.started or self._clock()
+            if sequence.sampler is None:
+                self._guard(sequence, self._give_sampler)
+
+    def _give_sampler(self, sequence: Sequence) -> None:
+        wanted = sequence.submit.sampling
+        seed = wanted.seed if wanted.seed is not None else secrets.randbits(32)
+        barred = self._suppressed + (self._eog if wanted.ignore_eos else ())
+        stages = sampling.chain(wanted, seed, barred, self._limits.n_ctx)
+        sequence.sampler = self._context.new_sampler((stage.name, stage.args) for stage in stages)
+        needed = sampling.history_needed(wanted, self._limits.n_ctx)
+        if needed:
+            sequence.sampler.accept(sequence.tokens[-needed:])
+
+    # -- one step
+
+    def _step(self) -> bool:
+        parts = self._fitting_parts()
+        if parts:
+            self._compute(parts)
+        return bool(parts)
+
+    def _fitting_parts(self) -> list[Part]:
+        """The next step, after sending back as many of the youngest as it takes for its tokens to find cells."""
+        running = self._roster.running
+        while True:
+            plan = plan_step(self._roster.work(), self._limits.n_ubatch)
+            free = self._limits.kv_cells - self._roster.cells_used
+            n_back = n_to_send_back(plan.n_tokens, free, [sequence.n_past for sequence in running])
+            if not n_back:
+                return [(running[index], n) for index, n in plan.parts]
+            for sequence in running[-n_back:][::-1]:
+                self._roster.send_back(sequence)
+
+    def _compute(self, parts: list[Part]) -> None:
+        code = self._decode(parts)
+        if code == DECODED:
+            for sequence, n in parts:
+                sequence.n_past += n
+            for sequence, _ in parts:
+                if sequence.row >= 0:
+                    self._guard(sequence, self._next_token)
+        elif code == NO_CELLS and len(self._roster.running) > 1:
+            self._roster.send_back(self._roster.running[-1])
+        elif len(parts) > 1:
+            # One of them is at fault, and llama.cpp does not say which: alone, only that one fails.
+            for part in parts:
+                if part[0].seq_id >= 0:  # not sent back for its cells meanwhile
+                    self._compute([part])
+        else:
+            self._fail(parts[0][0], "engine_failed", f"The engine could not compute this request (code {code}).")
+
+    def _decode(self, parts: list[Part]) -> int:
+        rows: list[tuple[int, int, int, bool]] = []
+        for sequence, n in parts:
+            start, end = sequence.n_past, sequence.n_past + n
+            tokens, seq_id = sequence.tokens, sequence.seq_id
+            wanted = end == len(tokens)
+            rows.extend((tokens[at], at, seq_id, False) for at in range(start, end - 1))
+            rows.append((tokens[end - 1], end - 1, seq_id, wanted))
+            sequence.row = len(rows) - 1 if wanted else -1
+        before = self._clock()
+        code = self._context.decode(rows)
+        self._decode_seconds += self._clock() - before
+        return code
+
+    def _next_token(self, sequence: Sequence) -> None:
+        before = self._clock()
+        token = self._context.sample(sequence.sampler, sequence.row)
+        now = self._clock()
+        self._sample_seconds += now - before
+        self._n_sampled += 1
+        sequence.first_token = sequence.first_token or now
+        sequence.n_predicted += 1
+        if self._vocab.is_eog(token):
+            self._finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        self._show(sequence, token)
+        if sequence.out.stop_word is not None:
+            self._finish(sequence, "stop")
+        elif sequence.n_predicted >= sequence.submit.max_tokens:
+            self._finish(sequence, "length")
+
+    def _show(self, sequence: Sequence, token: int) -> None:
+        wanted = sequence.submit.logprobs
+        details = None
+        if wanted is not None:
+            details = [token_logprob(self._context.logits(sequence.row), token, wanted, self._vocab)]
+        text = sequence.out.feed(self._vocab.piece(token))
+        self._events.append(Tokens(id=sequence.id, tokens=[token], text=text, logprobs=details))
+
+    # -- endings
+
+    def _guard(self, sequence: Sequence, act: Callable[[Sequence], None]) -> None:
+        """Do something for one sequence; if it goes wrong, only that sequence fails."""
+        try:
+            act(sequence)
+        except Exception as error:  # noqa: BLE001 - the others must go on, whatever it was
+            self._fail(sequence, "engine_failed", f"The engine could not go on with this request: {error}.")
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        now = self._clock()
+        started = sequence.started or now
+        first = sequence.first_token or now
+        text = "" if reason == "cancelled" else sequence.out.finish()
+        self._roster.drop(sequence)
+        self._events.append(
+            Done(
+                id=sequence.id,
+                finish_reason=reason if sequence.out.stop_word is None else "stop",
+                stop_word=sequence.out.stop_word,
+                text=text,
+                n_prompt=sequence.n_prompt,
+                n_cached=0,
+                n_predicted=sequence.n_predicted,
+                wait_ms=(started - sequence.arrived) * 1e3,
+                prompt_ms=(first - started) * 1e3,
+                predicted_ms=(now - first) * 1e3,
+            )
+        )
+
+    def _fail(self, sequence: Sequence, code: str, message: str) -> None:
+        self._roster.drop(sequence)
+        self._events.append(Failed(id=sequence.id, code=code, message=message))
+
+    # -- reports
+
+    def _send(self) -> None:
+        now = self._clock()
+        due = now - self._last_snapshot >= SNAPSHOT_SECONDS
+        if not self._events and not due:
+            return
+        if due:
+            self._last_snapshot = now
+        events, self._events = self._events, []
+        self._pipe.send(Step(events=events, snapshot=self.snapshot() if due else None))
+
+    def snapshot(self) -> Snapshot:
+        """The state of this moment; when nothing runs, the cells are recounted first."""
+        roster = self._roster
+        if not roster.running:
+            roster.recount()
+        return Snapshot(
+            waiting=len(roster.waiting),
+            slots=[sequence.state() for sequence in roster.running],
+            kv_cells_used=roster.cells_used,
+            kv_cells=self._limits.kv_cells,
+            n_steps=self._times.n_steps,
+            n_preempted=roster.n_preempted,
+            times=self._times.summary(),
+        )

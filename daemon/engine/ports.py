@@ -1,0 +1,69 @@
+"""What the engine loop needs from llama.cpp; `daemon.native.context` provides it, tests put a fake in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+DECODED = 0
+NO_CELLS = 1
+
+
+class SamplerPort(Protocol):
+    """A chain of samplers that belongs to one sequence."""
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Let the chain see `tokens`, oldest first."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
+class ContextPort(Protocol):
+    """Decoding over one KV buffer; every method belongs to the loop thread."""
+
+    def decode(self, rows: Iterable[tuple[int, int, int, bool]]) -> int:
+        """Compute (token, position, sequence id, want logits) rows; 0 done, 1 no cells, else an error.
+
+        Whatever is not 0 left the KV buffer as it was.
+        """
+
+    def sample(self, sampler: Any, row: int) -> int:
+        """Choose and accept the next token from the logits of a row of the last batch."""
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """[n_vocab], valid until the next decode."""
+
+    def new_sampler(self, stages: Iterable[tuple[str, tuple[Any, ...]]]) -> SamplerPort:
+        """A chain from (name, arguments) stages."""
+
+    def remove(self, seq_id: int) -> None:
+        """Free all cells of a sequence."""
+
+    def last_position(self, seq_id: int) -> int:
+        """Largest position in the buffer, -1 for none."""
+
+
+class VocabPort(Protocol):
+    """Token ids to bytes."""
+
+    n_tokens: int
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes that the token stands for; empty for control tokens."""
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends an answer."""
+
+
+class PipePort(Protocol):
+    """The engine's end of the socket."""
+
+    def send(self, message: Any) -> None:
+        """Send one message."""
+
+    def receive(self, timeout: float | None) -> list[bytes]:
+        """Frames that arrived within `timeout` seconds; EOFError when the service is gone."""

@@ -1,0 +1,283 @@
+"""The engine child from outside: start it, listen to it, replace it when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from pydantic import BaseModel
+
+from daemon.config import EngineSection
+from daemon.frames import Decoder, encode
+from daemon.messages import REPORT, Load, LoadFailed, Loading, ModelInfo, Ready, RequestEvent, Shutdown, Snapshot, Step
+
+State = Literal["loading", "ready", "restarting", "failed", "stopped"]
+
+LONG_LIFE_SECONDS = 60.0
+"""An engine that was ready for this long did not die of its start; the next delay begins small again."""
+
+_STDERR_LINES = 40
+_ABORT_SECONDS = 3.0
+
+log = logging.getLogger("hotset.supervisor")
+
+
+class Listener(Protocol):
+    """Who is told what the engine does; `daemon.admission` is."""
+
+    def engine_ready(self) -> None:
+        """It takes commands."""
+
+    def engine_lost(self, why: str) -> None:
+        """It is gone, with all that ran."""
+
+    def deliver(self, event: RequestEvent) -> None:
+        """It said this about one request."""
+
+
+def engine_command(fd: int) -> list[str]:
+    """How the child is started; tests put another program in its place."""
+    return [sys.executable, "-m", "daemon.engine", str(fd), str(os.getpid())]
+
+
+class _Link(asyncio.Protocol):
+    """The service's end of the socketpair."""
+
+    def __init__(self, on_body: Callable[[bytes], None]) -> None:
+        self._decoder = Decoder()
+        self._on_body = on_body
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._decoder.feed(data):
+            self._on_body(body)
+
+    def send(self, message: BaseModel) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(encode(message))
+
+
+class Supervisor:
+    """Keeps one engine alive until `stop`. Belongs to the event loop.
+
+    `state` is "loading" until the first engine is ready, "restarting" between engines, "failed" when the first load
+    cannot succeed; `reason` says why it is not "ready".
+    """
+
+    def __init__(
+        self,
+        spec: Callable[[], Load],
+        settings: Callable[[], EngineSection],
+        *,
+        command: Callable[[int], Sequence[str]] = engine_command,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec, self._settings, self._command, self._clock = spec, settings, command, clock
+        self.listener: Listener | None = None
+        self.state: State = "loading"
+        self.reason = "the model is being loaded"
+        self.progress = 0.0
+        self.info: ModelInfo | None = None
+        self.snapshot = Snapshot()
+        self.restarts = 0
+        self.load_seconds = 0.0
+        self.settled = asyncio.Event()
+        """Set when the first load has ended, well or badly."""
+        self._link: _Link | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._load_failed: LoadFailed | None = None
+        self._heard = self._spawned = self._ready_at = 0.0
+        self._delay = 0.0
+        self._hung = False
+
+    # -- what admission sees
+
+    @property
+    def capacity(self) -> int:
+        """Sequences that may run together; 0 while no engine is ready."""
+        return self.info.max_sequences if self.state == "ready" and self.info else 0
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until an engine is likely to be ready, from how long the last load took."""
+        left = self._spawned + self.load_seconds - self._clock() if self.load_seconds else 1.0
+        return max(1, math.ceil(left))
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine, None between engines."""
+        return self._process.pid if self._process else None
+
+    def send(self, command: BaseModel) -> None:
+        """Hand a command to the engine; dropped when there is none (its loss is told by `engine_lost`)."""
+        if self._link is not None:
+            self._link.send(command)
+
+    # -- life
+
+    async def run(self) -> None:
+        """Start engines until cancelled, or until the first load turns out to be hopeless."""
+        while True:
+            why = await self._one_life()
+            if self.state == "loading" and self._load_failed and self._load_failed.fatal:
+                self._change("failed", why)
+                self.settled.set()
+                return
+            self.restarts += 1
+            log.error("engine ended: %s; starting another one", why)
+            await asyncio.sleep(self._next_delay())
+
+    async def stop(self, seconds: float = 5.0) -> None:
+        """Ask the engine to end, and kill it if it has not within `seconds`."""
+        self._change("stopped", "the service is stopping")
+        if self._process is None:
+            return
+        self.send(Shutdown())
+        try:
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _one_life(self) -> str:
+        """Start one engine and see it through; returns why it ended."""
+        self._load_failed, self._hung, self._ready_at = None, False, 0.0
+        self._stderr.clear()
+        process = self._process = await self._spawn()
+        watchers = [asyncio.create_task(self._read_stderr(process)), asyncio.create_task(self._watch(process))]
+        try:
+            code = await process.wait()
+            await watchers[0]
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+            self._close_link()
+            self._process = None
+        why = self._why(code)
+        self._lost(why)
+        return why
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        self._spawned = self._heard = self._clock()
+        loop = asyncio.get_running_loop()
+        _, self._link = await loop.create_connection(lambda: _Link(self._on_body), sock=ours)
+        self._link.send(self._spec())
+        return process
+
+    def _close_link(self) -> None:
+        if self._link is not None and self._link.transport is not None:
+            self._link.transport.abort()
+        self._link = None
+
+    async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while chunk := await process.stderr.read(65536):
+            for line in chunk.decode("utf-8", "replace").splitlines():
+                self._stderr.append(line)
+                log.warning("engine: %s", line)
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Replace an engine that is silent although an idle one reports every second."""
+        while True:
+            limit = self._settings().hang_seconds
+            silent = self._clock() - self._heard
+            if self.state == "ready" and silent >= limit:
+                self._hung = True
+                process.send_signal(signal.SIGABRT)  # faulthandler writes the Python stacks to stderr
+                await asyncio.sleep(_ABORT_SECONDS)
+                process.kill()
+                return
+            await asyncio.sleep(max(0.05, min(1.0, limit - silent)))
+
+    # -- what the engine says
+
+    def _on_body(self, body: bytes) -> None:
+        report = REPORT.validate_json(body)
+        self._heard = self._clock()
+        if isinstance(report, Step):
+            self._on_step(report)
+        elif isinstance(report, Loading):
+            self.progress = report.progress
+        elif isinstance(report, Ready):
+            self._on_ready(report.info)
+        elif isinstance(report, LoadFailed):
+            self._load_failed = report
+        else:
+            self.snapshot = report
+
+    def _on_step(self, step: Step) -> None:
+        if step.snapshot is not None:
+            self.snapshot = step.snapshot
+        if self.listener is not None:
+            for event in step.events:
+                self.listener.deliver(event)
+
+    def _on_ready(self, info: ModelInfo) -> None:
+        self.info, self.progress = info, 1.0
+        self._ready_at = self._clock()
+        self.load_seconds = self._ready_at - self._spawned
+        for warning in info.warnings:
+            log.warning("%s", warning)
+        log.info("engine ready in %.1f s: %s", self.load_seconds, info.description)
+        self._change("ready", "")
+        self.settled.set()
+        if self.listener is not None:
+            self.listener.engine_ready()
+
+    def _change(self, state: State, reason: str) -> None:
+        if self.state != "stopped":
+            self.state, self.reason = state, reason
+
+    def _lost(self, why: str) -> None:
+        if self.state == "ready":
+            self._change("restarting", why)
+        self.reason = why if self.state != "stopped" else self.reason
+        self.snapshot = Snapshot()
+        if self.listener is not None:
+            self.listener.engine_lost(f"The engine ended: {why}.")
+
+    def _why(self, code: int) -> str:
+        if self._load_failed is not None:
+            return self._load_failed.message
+        if self._hung:
+            return "it was silent for too long"
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def _next_delay(self) -> float:
+        settings = self._settings()
+        lived = self._clock() - self._ready_at if self._ready_at else 0.0
+        if lived >= LONG_LIFE_SECONDS or not self._delay:
+            self._delay = settings.restart_delay_seconds
+        else:
+            self._delay = min(self._delay * 2, settings.restart_delay_max_seconds)
+        return self._delay
