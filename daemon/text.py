@@ -1,4 +1,4 @@
-"""Text that arrives in pieces which may end inside a character."""
+"""Text that arrives as bytes in pieces: a character may be spread over several tokens."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import codecs
 
 
 class Utf8Stream:
-    """Bytes in, whole characters out; what can never become UTF-8 comes out as U+FFFD."""
+    """Turns pieces of UTF-8 into text, holding back the bytes of an unfinished character.
+
+    Bytes that can never become a character give U+FFFD, as in `bytes.decode("utf-8", "replace")`: the parts of any
+    input, joined, equal the decoding of the whole.
+    """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> str:
-        """The characters that `data` completes."""
+        """The text that is certain after `data`."""
         return self._decoder.decode(data)
 
-    def finish(self) -> str:
-        """U+FFFD if the last character is incomplete, else nothing; the stream can be used again."""
-        text = self._decoder.decode(b"", True)
+    def flush(self) -> str:
+        """The end: U+FFFD for an unfinished character, otherwise nothing; the stream can be used again."""
+        rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        return text
+        return rest
+
+    @property
+    def pending(self) -> bytes:
+        """The bytes that are held back."""
+        return self._decoder.getstate()[0]

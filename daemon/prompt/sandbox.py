@@ -1,0 +1,95 @@
+"""The jinja2 environment of chat templates: what model authors rely on, and nothing that reaches further."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from typing import Any
+
+from jinja2 import Environment, Template, TemplateSyntaxError, Undefined, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from daemon.errors import TemplateFailed
+
+Clock = Callable[[], datetime.datetime]
+"""Local wall-clock time, which is what templates print."""
+
+
+class Refused(Exception):
+    """The template called `raise_exception`."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Immutable, but a list may grow and shrink.
+
+    Templates of the Kimi family queue tool calls in a list. Everything that a rendering sees was copied for it, so
+    a change reaches nothing else.
+    """
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is list and attr in {"append", "pop"}:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what a trainer learns from; here its body is text like any other."""
+
+    tags = frozenset({"generation"})
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def environment(clock: Clock) -> Environment:
+    """An environment with the filters and functions that transformers and llama.cpp offer to templates."""
+    made = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    made.filters["tojson"] = to_json
+    made.globals["raise_exception"] = _raise
+    made.globals["strftime_now"] = lambda format: clock().strftime(format)
+    return made
+
+
+def compiled(source: str, clock: Clock) -> tuple[Template, frozenset[str]]:
+    """The template, and every text that is written in its source.
+
+    Raises:
+        TemplateFailed: the source is no template.
+    """
+    made = environment(clock)
+    try:
+        texts = (node.value for node in made.parse(source).find_all(nodes.Const) if isinstance(node.value, str))
+        return made.from_string(source), frozenset(texts)
+    except TemplateSyntaxError as error:
+        raise TemplateFailed(f"The chat template has a syntax error in line {error.lineno}.") from None
+    except RecursionError:
+        raise TemplateFailed("The chat template is nested too deeply.") from None
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON with the text left as it is: no HTML escapes, no \\u escapes unless asked for."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_no_json
+    )
+
+
+def _no_json(value: Any) -> None:
+    if isinstance(value, Undefined):
+        return
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _raise(message: str) -> None:
+    raise Refused(str(message))
