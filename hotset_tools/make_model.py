@@ -38,7 +38,7 @@ def write_model(
         OSError: the disk.
     """
     plan = list(tensors(shape))
-    vocab = make_vocab(shape.n_vocab) if shape.n_vocab else None
+    vocab = make_vocab(shape.n_vocab)
     with _appearing(path) as temporary, _Header(temporary, shape, vocab, plan) as file:
         for tensor in plan:
             _write_tensor(file, tensor, vocab, _stream(seed, tensor, reuse_layer), progress or (lambda _: None))
@@ -52,7 +52,7 @@ def total_size(shape: Shape) -> int:
 class _Header:
     """Metadata and tensor table, written on entry; gives the file that wants the data."""
 
-    def __init__(self, path: Path, shape: Shape, vocab: Vocab | None, plan: list[Tensor]) -> None:
+    def __init__(self, path: Path, shape: Shape, vocab: Vocab, plan: list[Tensor]) -> None:
         import gguf  # slow, and only this command needs it
 
         self._writer: Any = gguf.GGUFWriter(path, shape.architecture)
@@ -89,17 +89,14 @@ def _add_sizes(writer: Any, shape: Shape) -> None:
     writer.add_value_length(shape.head_size)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
-    writer.add_vocab_size(shape.n_vocab or 256)
+    writer.add_vocab_size(shape.n_vocab)
     if shape.n_expert:
         writer.add_expert_count(shape.n_expert)
         writer.add_expert_used_count(shape.n_expert_used)
         writer.add_expert_feed_forward_length(shape.n_ff)
 
 
-def _add_vocab(writer: Any, vocab: Vocab | None) -> None:
-    if vocab is None:
-        writer.add_tokenizer_model("no_vocab")
-        return
+def _add_vocab(writer: Any, vocab: Vocab) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(vocab.tokens)
@@ -120,11 +117,11 @@ def _stream(seed: int, tensor: Tensor, reuse_layer: bool) -> np.random.Generator
 
 
 def _write_tensor(
-    file: IO[bytes], tensor: Tensor, vocab: Vocab | None, random: np.random.Generator, told: Callable[[int], None]
+    file: IO[bytes], tensor: Tensor, vocab: Vocab, random: np.random.Generator, told: Callable[[int], None]
 ) -> None:
     if tensor.spread is None:
         pieces: Iterator[Any] = iter([np.ones(tensor.dims, dtype=np.float32)])
-    elif tensor.name == "output.weight" and vocab is not None:
+    elif tensor.name == "output.weight":
         pieces = iter([_output_head(tensor, vocab, random)])
     else:
         pieces = chunks(tensor.kind, tensor.n_elements, tensor.spread, random)

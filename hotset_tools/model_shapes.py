@@ -11,7 +11,7 @@ from hotset_tools.random_weights import WeightType, row_bytes
 
 @dataclass(frozen=True)
 class Shape:
-    """A qwen3moe model, or a dense qwen3 one where `n_expert` is 0. `n_vocab` 0: no tokenizer, 256 dummy tokens.
+    """A qwen3moe model, or a dense qwen3 one where `n_expert` is 0.
 
     Types: experts, the other matrices of a layer, token embedding and output head.
     """
@@ -76,8 +76,8 @@ def tensors(shape: Shape) -> Iterator[Tensor]:
         ValueError: a row does not divide into the blocks of its type.
     """
     width, logits = shape.n_embd, 3.0  # spread of logits: enough that one token stands out
-    yield _matrix("token_embd.weight", (shape.n_vocab or 256, width), shape.vocab, math.sqrt(width))
-    yield _matrix("output.weight", (shape.n_vocab or 256, width), shape.vocab, logits)
+    yield _matrix("token_embd.weight", (shape.n_vocab, width), shape.vocab, math.sqrt(width))
+    yield _matrix("output.weight", (shape.n_vocab, width), shape.vocab, logits)
     yield _norm("output_norm.weight", width)
     for layer in range(shape.n_layer):
         yield from _attention(shape, f"blk.{layer}.")

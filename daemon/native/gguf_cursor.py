@@ -12,6 +12,7 @@ from daemon.errors import ModelUnusable
 
 MAX_STRING = 64 << 20
 MAX_HEAD = 256 << 20
+MAX_MESSAGE = 500  # characters; keys of a hostile file may be much longer
 _CHUNK = 1 << 20
 
 
@@ -53,7 +54,7 @@ class Cursor:
 
     def fail(self, what: str) -> ModelUnusable:
         """The error that says `what` of this file."""
-        return ModelUnusable(f"{self.label}: {what}")
+        return ModelUnusable(printable(f"{self.label}: {what}", MAX_MESSAGE))
 
     def take(self, count: int, what: Callable[[], str]) -> bytes:
         """The next `count` bytes; `what` names them if the file ends before."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from daemon.errors import ModelUnusable
-from daemon.native.gguf_cursor import MAX_STRING, Cursor, open_model, printable
+from daemon.native.gguf_cursor import MAX_MESSAGE, MAX_STRING, Cursor, open_model, printable
 from daemon.native.gguf_types import (
     ARRAY,
     BOOL,
@@ -116,7 +116,7 @@ class Head:
 
     def fail(self, what: str) -> ModelUnusable:
         """The error that says `what` of this file."""
-        return ModelUnusable(f"{self.label}: {what}")
+        return ModelUnusable(printable(f"{self.label}: {what}", MAX_MESSAGE))
 
 
 def read_head(path: Path) -> Head:
@@ -273,7 +273,7 @@ class _Parser:
         return dims
 
     def _placed(self, table: list[TensorEntry], data: int, alignment: int) -> tuple[TensorEntry, ...]:
-        """The table with offsets from the start of the file; llama.cpp wants each tensor right behind the one before."""
+        """The table with offsets from the start of the file; each tensor must lie right behind the one before."""
         cursor, expected, placed = self._cursor, 0, []
         for entry in table:
             if entry.offset != expected:

@@ -1,0 +1,148 @@
+"""Rules for a model's sizes: everything in the head of a file that would end llama.cpp's process with an assertion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from daemon.native.gguf_metadata import MAX_UINT32, Metadata
+from daemon.native.gguf_reader import TensorEntry
+
+MAX_LAYERS = 512
+MAX_EXPERTS = 1024
+MAX_HEADS = 65_536
+MAX_HEAD_SIZE = 65_536
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+GATING_FUNCTIONS = 4
+_NO_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "F64"}  # intermediate results of llama.cpp, or never multiplied
+
+# Architectures whose graph asserts that keys, values and the rotated part of a head have the same size.
+UNIFORM_HEADS = frozenset(
+    "arcee arctic baichuan dbrx deepseek dots1 ernie4_5 ernie4_5-moe granite granitemoe grok grovemoe hunyuan-moe "
+    "internlm2 llada-moe llama llama4 olmo olmo2 olmoe orion qwen2 qwen2moe qwen3 qwen3moe qwen3vl qwen3vlmoe "
+    "seed_oss smollm3 starcoder2 xverse".split()
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the metadata says; tuples have one number per layer."""
+
+    n_layer: int
+    n_prediction: int
+    n_embd: int
+    n_ctx_train: int
+    n_expert: int
+    n_expert_used: int
+    n_head: tuple[int, ...]
+    n_head_kv: tuple[int, ...]
+    key_length: int
+    value_length: int
+
+
+def check_sizes(metadata: Metadata) -> Sizes:
+    """The sizes of the model.
+
+    Raises:
+        ModelUnusable: a key is missing, of a wrong type, out of bounds, or contradicts another.
+    """
+    _check_kind(metadata)
+    n_layer = metadata.number(".block_count", least=1, most=MAX_LAYERS, required=True)
+    n_prediction = metadata.number(".nextn_predict_layers", most=n_layer)
+    n_ctx = metadata.number(".context_length", least=1, required=True)
+    n_embd = metadata.number(".embedding_length", least=1, most=1 << 24, required=True)
+    n_expert, n_used = _experts(metadata, n_layer)
+    n_head = _heads(metadata, ".attention.head_count", n_layer, (0,) * n_layer)
+    n_head_kv = _heads(metadata, ".attention.head_count_kv", n_layer, n_head)
+    key_length, value_length = _head_sizes(metadata, n_embd, n_head, n_head_kv)
+    _check_numbers(metadata)
+    return Sizes(n_layer, n_prediction, n_embd, n_ctx, n_expert, n_used, n_head, n_head_kv, key_length, value_length)
+
+
+def check_tensors(metadata: Metadata, tensors: Iterable[TensorEntry], sizes: Sizes, n_vocab: int) -> None:
+    """The tensors must fit the sizes, as far as every architecture agrees.
+
+    Raises:
+        ModelUnusable: they do not.
+    """
+    for tensor in tensors:
+        if len(tensor.dims) > 1 and tensor.quant.name in _NO_WEIGHTS:
+            raise metadata.fail(f"tensor {tensor.name} has the type {tensor.quant.name}, which holds no weights")
+        if tensor.name == "token_embd.weight" and tensor.dims[-1] != n_vocab:
+            raise metadata.fail(f"the vocabulary has {n_vocab} tokens and token_embd.weight {tensor.dims[-1]} rows")
+        if tensor.name.endswith("_exps.weight") and len(tensor.dims) == 3 and tensor.dims[2] != sizes.n_expert:
+            what = f"tensor {tensor.name} has {tensor.dims[2]} experts"
+            raise metadata.fail(f"{what}, and {metadata.name('.expert_count')} is {sizes.n_expert}")
+
+
+def _check_kind(metadata: Metadata) -> None:
+    kind = metadata.text("general.type", "model")
+    if kind != "model":
+        raise metadata.fail(f"this is no language model: general.type says {kind[:40]!r}")
+    if metadata.architecture == "clip":
+        raise metadata.fail("this is no language model but the image part of one (clip)")
+
+
+def _experts(metadata: Metadata, n_layer: int) -> tuple[int, int]:
+    """Experts in a layer and experts per token (the most of all layers)."""
+    count, used_key = metadata.number(".expert_count", most=MAX_EXPERTS), ".expert_used_count"
+    used = max(metadata.per_layer(used_key, n_layer, 0))
+    metadata.bounded(used_key, used, min(count, 1), count)
+    groups = metadata.number(".expert_group_count", most=max(count - 1, 0))
+    if groups > 1:
+        if count % groups:
+            raise metadata.fail(f"{metadata.name('.expert_group_count')} is {groups}, which does not divide {count}")
+        key = ".expert_group_used_count"
+        metadata.bounded(key, metadata.number(key), 1, groups - 1)
+    metadata.number(".expert_gating_func", 1, most=GATING_FUNCTIONS)
+    return count, used
+
+
+def _heads(metadata: Metadata, key: str, n_layer: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    if metadata.value(key) is None:
+        return default
+    heads = metadata.per_layer(key, n_layer, 0)
+    metadata.bounded(key, max(heads), 0, MAX_HEADS)
+    return heads
+
+
+def _head_sizes(
+    metadata: Metadata, n_embd: int, n_head: tuple[int, ...], n_head_kv: tuple[int, ...]
+) -> tuple[int, int]:
+    """Elements of one key and of one value."""
+    for layer, (heads, shared) in enumerate(zip(n_head, n_head_kv, strict=True)):
+        if heads and shared and heads % shared:
+            key = metadata.name(".attention.head_count_kv")
+            raise metadata.fail(f"{key} is {shared}, which does not divide the {heads} heads of layer {layer}")
+    if not n_head[0]:
+        return _size(metadata, ".attention.key_length", 0, 0), _size(metadata, ".attention.value_length", 0, 0)
+    keys = _size(metadata, ".attention.key_length", n_embd // n_head[0], 1)
+    values = _size(metadata, ".attention.value_length", n_embd // n_head[0], 1)
+    rotated = _size(metadata, ".rope.dimension_count", keys, 0)
+    if metadata.architecture in UNIFORM_HEADS:
+        for key, size in ((".attention.value_length", values), (".rope.dimension_count", rotated)):
+            if size != keys:
+                name = metadata.name(".attention.key_length")
+                raise metadata.fail(f"{metadata.name(key)} is {size}, and {name} is {keys}: they must be equal")
+    if rotated % 2:
+        raise metadata.fail(f"{metadata.name('.rope.dimension_count')} is {rotated}, it must be even")
+    return keys, values
+
+
+def _size(metadata: Metadata, key: str, default: int, least: int) -> int:
+    return metadata.bounded(key, metadata.number(key, default), least, MAX_HEAD_SIZE)
+
+
+def _check_numbers(metadata: Metadata) -> None:
+    """Numbers that an assertion in a graph would look at."""
+    scaling = metadata.text(".rope.scaling.type", "none")
+    if scaling not in ROPE_SCALINGS:
+        names = ", ".join(ROPE_SCALINGS)
+        raise metadata.fail(f"{metadata.name('.rope.scaling.type')} is {scaling[:40]!r}, it must be one of {names}")
+    metadata.decimal(".attention.layer_norm_rms_epsilon", 0.0)
+    metadata.decimal(".attention.layer_norm_epsilon", 0.0)
+    metadata.decimal(".rope.freq_base", 1.0)
+    for key in (".feed_forward_length", ".expert_feed_forward_length"):
+        value = metadata.value(key)
+        if value is not None and value.n is None:
+            metadata.number(key, most=MAX_UINT32 >> 1)
