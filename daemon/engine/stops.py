@@ -57,5 +57,5 @@ class TextOut:
         """The rest, when the sequence ends without a stop string; an unfinished character becomes U+FFFD."""
         if self.stop_word is not None:
             return ""
-        shown, self.stop_word = self._matcher.feed(self._utf8.finish())
+        shown, self.stop_word = self._matcher.feed(self._utf8.flush())
         return shown if self.stop_word is not None else shown + self._matcher.flush()

@@ -1,0 +1,84 @@
+"""`hotsetd`: read the config, find the native library, serve until told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from daemon import __version__, config
+from daemon.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_OK, ConfigError, HotsetError, ModelUnusable
+from daemon.model_files import check_files
+
+DEFAULT_CONFIG = Path("config.toml")
+
+
+def main() -> int:
+    """Entry point of the `hotsetd` command; returns the exit code."""
+    arguments = _parse(sys.argv[1:])
+    try:
+        loaded = _load_config(arguments.check or arguments.config)
+    except ConfigError as error:
+        return _explain(error)
+    if arguments.check:
+        print(f"{arguments.check}: good")
+        return EXIT_OK
+    return _run(loaded)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="hotsetd", description="Serve a Mixture-of-Experts model over HTTP.")
+    parser.add_argument("config", nargs="?", type=Path, help="configuration file (default: config.toml if it is there)")
+    parser.add_argument("--check", metavar="FILE", type=Path, help="list every fault of FILE and end")
+    parser.add_argument("--version", action="version", version=f"hotsetd {__version__}")
+    return parser.parse_args(argv)
+
+
+def _load_config(path: Path | None) -> config.Config:
+    if path is None and DEFAULT_CONFIG.exists():
+        path = DEFAULT_CONFIG
+    loaded = config.load(path)
+    config.api_keys(loaded)
+    check_files(loaded)
+    return loaded
+
+
+def _explain(error: ConfigError) -> int:
+    for path, what in error.problems:
+        print(f"hotsetd: {path}: {what}" if path else f"hotsetd: {what}", file=sys.stderr)
+    return EXIT_CONFIG
+
+
+def _run(loaded: config.Config) -> int:
+    # Heavy imports come after the config is known to be good.
+    from daemon import log
+    from daemon.native import locate
+
+    log.setup(loaded.log)
+    try:
+        os.environ[locate.OVERRIDE] = str(locate.require_build().directory)
+        asyncio.run(_serve(loaded))
+    except ModelUnusable as error:
+        print(f"hotsetd: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except HotsetError as error:
+        print(f"hotsetd: {error.message}", file=sys.stderr)
+        return EXIT_FAILURE
+    return EXIT_OK
+
+
+async def _serve(loaded: config.Config) -> None:
+    from daemon.app import serve
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(loaded, stop)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""Wiring only: builds the parts, hands them to each other, closes them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from aiohttp import web
+
+from daemon import __version__
+from daemon.admission import Admission
+from daemon.api.server import make_app
+from daemon.api.services import Services
+from daemon.config import Config
+from daemon.errors import HotsetError, ModelUnusable
+from daemon.metrics import Metrics
+from daemon.model_files import load_command, model_path, template_path
+from daemon.prompt.pool import TextPool
+from daemon.supervisor import Supervisor
+
+log = logging.getLogger("hotset.app")
+
+
+class AddressInUse(HotsetError):
+    """The configured address cannot be listened on."""
+
+    code = "address_unusable"
+
+
+class Parts(NamedTuple):
+    """What `build` made; `services` is the HTTP layer's view of the others."""
+
+    services: Services
+    supervisor: Supervisor
+    admission: Admission
+    pool: TextPool
+
+
+async def serve(config: Config, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then let what runs finish.
+
+    Raises:
+        AddressInUse: host and port cannot be bound.
+        ModelUnusable: the model can never be loaded with these files and this config.
+    """
+    parts = build(config)
+    async with _listening(parts.services) as address, _engine(parts.supervisor) as life, _text_pool(parts.pool):
+        log.info("listening on http://%s", address)
+        await _until(stop, life, parts.supervisor)
+        await parts.admission.drain(config.http.shutdown_seconds)
+
+
+def build(config: Config) -> Parts:
+    """The parts, connected but not started."""
+    supervisor = Supervisor(lambda: load_command(services.config), lambda: services.config.engine)
+    admission = Admission(supervisor, lambda: services.config.queue.max_waiting)
+    supervisor.listener = admission
+    text = config.text
+    pool = TextPool(
+        model_path(config),
+        workers=text.workers,
+        timeout=text.timeout_seconds,
+        memory_mib=text.memory_mib,
+        template_file=template_path(config),
+    )
+    services = Services(config, pool, admission, supervisor, Metrics(), __version__)
+    return Parts(services, supervisor, admission, pool)
+
+
+@contextlib.asynccontextmanager
+async def _listening(services: Services) -> AsyncIterator[str]:
+    http = services.config.http
+    runner = web.AppRunner(
+        make_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=http.shutdown_seconds
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, http.host, http.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise AddressInUse(f"{http.host}:{http.port} cannot be listened on: {error.strerror}") from None
+        host, port = runner.addresses[0][:2]
+        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _engine(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
+    life = asyncio.create_task(supervisor.run(), name="supervisor")
+    try:
+        yield life
+    finally:
+        await supervisor.stop()
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _text_pool(pool: TextPool) -> AsyncIterator[None]:
+    try:
+        await pool.start()
+        yield
+    finally:
+        await pool.close()
+
+
+async def _until(stop: asyncio.Event, life: asyncio.Task[None], supervisor: Supervisor) -> None:
+    """Wait for the order to stop; the supervisor ends by itself only when the model is hopeless."""
+    waiting = asyncio.create_task(stop.wait())
+    await asyncio.wait((waiting, life), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if life.done():
+        life.result()
+        raise ModelUnusable(supervisor.reason)

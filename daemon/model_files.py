@@ -1,0 +1,59 @@
+"""Which files the config names: the model (the embedded one by default) and the chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.config import Config
+from daemon.errors import ConfigError
+from daemon.messages import Load
+
+EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tinymoe-41m-Q4_K_M.gguf"
+
+
+def model_path(config: Config) -> Path:
+    """The file to serve."""
+    return Path(config.model.path) if config.model.path else EMBEDDED_MODEL
+
+
+def template_path(config: Config) -> Path | None:
+    """The operator's chat template, None when the model's own is used."""
+    return Path(config.model.chat_template) if config.model.chat_template else None
+
+
+def check_files(config: Config) -> None:
+    """Whether the files that `config` names are there.
+
+    Raises:
+        ConfigError: lists every one that is not.
+    """
+    problems = []
+    if not model_path(config).is_file():
+        problems.append(("model.path", f"there is no file {model_path(config)}"))
+    template = template_path(config)
+    if template is not None and not template.is_file():
+        problems.append(("model.chat_template", f"there is no file {template}"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def load_command(config: Config) -> Load:
+    """What the engine is told to load."""
+    model, engine = config.model, config.engine
+    return Load(
+        model=str(model_path(config)),
+        name=model.name,
+        context=model.context,
+        load_mode=model.load,
+        device=engine.device,
+        gpu_layers=engine.gpu_layers,
+        cpu_moe_layers=engine.cpu_moe_layers,
+        threads=engine.threads,
+        threads_batch=engine.threads_batch,
+        max_sequences=engine.max_sequences,
+        kv_cells=engine.kv_cells,
+        ubatch=engine.ubatch,
+        cache_type_k=engine.cache_type_k,
+        cache_type_v=engine.cache_type_v,
+        repack=engine.repack,
+    )

@@ -1,0 +1,154 @@
+"""The config: the file is the manual, the environment overrides it, every fault is listed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from daemon import config
+from daemon.config import Config, Effect
+from daemon.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def problems(text: str, tmp_path: Path, **environ: str) -> dict[str, str]:
+    file = tmp_path / "config.toml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        config.load(file, environ)
+    return dict(caught.value.problems)
+
+
+def test_the_manual_lists_every_key_with_its_default() -> None:
+    written = tomllib.loads((ROOT / "config.toml").read_text("utf-8"))
+    listed = {f"{section}.{key}" for section, table in written.items() for key in table}
+    assert listed == set(config.keys())
+    assert config.difference(config.load(ROOT / "config.toml", {}), Config()) == {}
+
+
+def test_the_manual_names_the_effect_and_the_range_of_every_key() -> None:
+    """Each comment block ends with the effect of its keys; numbers of the bounds stand in it."""
+    text = (ROOT / "config.toml").read_text("utf-8")
+    for path, info in config.keys().items():
+        section, key = path.split(".")
+        table = text.split(f"[{section}]\n")[1].split("\n[")[0]
+        before = re.split(rf"^{key} = ", table, flags=re.M)[0]
+        comment = before if section == "sampling" else before.rstrip("\n").split("\n\n")[-1]
+        assert f"[{config.effect(path)}]" in comment, path
+        for bound in info.metadata:
+            for limit in ("ge", "gt", "le", "lt"):
+                value = getattr(bound, limit, None)
+                if value is not None:
+                    assert re.search(rf"(?<![\d.]){re.escape(f'{value:g}' if value < 1e6 else str(value))}", comment), (
+                        path, limit, value,
+                    )  # fmt: skip
+
+
+def test_every_fault_is_listed_with_its_path(tmp_path: Path) -> None:
+    found = problems(
+        '[http]\nport = 99999\nhots = "x"\nkeys = ["short"]\n[engine]\nubatch = "big"\n[nonsense]\na = 1\n', tmp_path
+    )
+    assert set(found) == {"http.port", "http.hots", "http.keys", "engine.ubatch", "nonsense"}
+    assert found["http.hots"] == found["nonsense"] == "no such key"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("[http", "is not TOML"), ("a = [1,", "is not TOML"), ("\x00", "is not TOML")]
+)
+def test_what_is_no_toml_is_said_so(text: str, what: str, tmp_path: Path) -> None:
+    assert what in problems(text, tmp_path)[""]
+
+
+def test_a_file_that_cannot_be_read_or_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config.load(tmp_path / "missing.toml", {})
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        config.load(tmp_path / "binary.toml", {})
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[http]\nport = 1234\n", "utf-8")
+    environ = {
+        "HOTSET_HTTP_PORT": "0",
+        "HOTSET_HTTP_KEYS": "first-key, second-key",
+        "HOTSET_ENGINE_REPACK": "false",
+        "HOTSET_QUEUE_MAX_WAITING": "7",
+        "HOTSET_SAMPLING_TOP_P": "0.5",
+        "HOTSET_CACHE": "elsewhere",
+    }
+    loaded = config.load(file, environ)
+    assert (loaded.http.port, loaded.http.keys) == (0, ("first-key", "second-key"))
+    assert (loaded.engine.repack, loaded.queue.max_waiting, loaded.sampling.top_p) == (False, 7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "path"),
+    [
+        ("HOTSET_HTTP_PORT", "many", "HOTSET_HTTP_PORT"),
+        ("HOTSET_ENGINE_REPACK", "maybe", "HOTSET_ENGINE_REPACK"),
+        ("HOTSET_HTTP_PROT", "1", "HOTSET_HTTP_PROT"),
+        ("HOTSET_HTTP_PORT", "70000", "http.port"),
+        ("HOTSET_SAMPLING_TOP_P", "nan", "sampling.top_p"),
+    ],
+)
+def test_an_unusable_variable_is_a_fault(name: str, text: str, path: str, tmp_path: Path) -> None:
+    assert path in problems("", tmp_path, **{name: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ('[http]\nhost = "0.0.0.0"\n', "http.host"),
+        ("[engine]\nrestart_delay_seconds = 9.0\nrestart_delay_max_seconds = 1.0\n", "engine.restart_delay_max_seconds"),
+        ("[model]\ncontext = 4096\n[engine]\nkv_cells = 100\n", "engine.kv_cells"),
+        ("[sampling]\ntemperature = inf\n", "sampling.temperature"),
+        ("[http]\nport = 80.5\n", "http.port"),
+        ("[http]\nport = true\n", "http.port"),
+    ],
+)
+def test_keys_that_do_not_go_together_or_have_no_such_value(text: str, path: str, tmp_path: Path) -> None:
+    assert path in problems(text, tmp_path)
+
+
+def test_an_address_off_loopback_is_fine_with_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[http]\nhost = "0.0.0.0"\nkeys = ["long-enough"]\n', "utf-8")
+    assert config.load(file, {}).http.host == "0.0.0.0"
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[model]\npath = "m.gguf"\nchat_template = "/abs/t.jinja"\n', "utf-8")
+    loaded = config.load(file, {})
+    assert loaded.model.path == str(tmp_path / "m.gguf")
+    assert loaded.model.chat_template == "/abs/t.jinja"
+
+
+def test_difference_and_effect() -> None:
+    new = Config.model_validate({"http": {"port": 1}, "queue": {"max_waiting": 3}})
+    assert config.difference(Config(), new) == {"http.port": (8117, 1), "queue.max_waiting": (64, 3)}
+    assert config.effect("queue.max_waiting") is Effect.LIVE
+    assert config.effect("model.path") is Effect.NEXT_LOAD
+    assert config.effect("http.port") is Effect.RESTART
+    with pytest.raises(KeyError):
+        config.effect("http.nothing")
+
+
+def test_keys_come_from_the_file_too(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("third-key\nfourth-key\n", "utf-8")
+    loaded = Config.model_validate({"http": {"keys": ["first-key"], "keys_file": str(tmp_path / "keys")}})
+    assert config.api_keys(loaded) == ("first-key", "third-key", "fourth-key")
+    for bad in (b"short", b"\xff\xff", None):
+        if bad is None:
+            (tmp_path / "keys").unlink()
+        else:
+            (tmp_path / "keys").write_bytes(bad)
+        with pytest.raises(ConfigError) as caught:
+            config.api_keys(loaded)
+        assert caught.value.problems[0][0] == "http.keys_file"
