@@ -1,0 +1,137 @@
+"""Request bodies: strict JSON, so that nothing odd gets past the edge."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from aiohttp import web
+
+from daemon.errors import BadRequest, HotsetError, PayloadTooLarge
+
+MAX_DEPTH = 64
+MAX_DIGITS = 400
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class UnsupportedMediaType(HotsetError):
+    """The body is not application/json in UTF-8 (415)."""
+
+    status = 415
+    code = "unsupported_media_type"
+    type = "invalid_request_error"
+
+
+async def read_json(request: web.Request) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        UnsupportedMediaType: another content type or charset.
+        PayloadTooLarge: more than http.max_body_mib.
+        BadRequest: not JSON, not an object, or JSON that another reader would understand differently.
+    """
+    _check_type(request)
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large(request) from None
+    except (web.RequestPayloadError, ValueError):
+        raise BadRequest("The body could not be read.") from None
+    return parse(raw)
+
+
+def too_large(request: web.Request) -> PayloadTooLarge:
+    """The 413 of this application, with its limit."""
+    return PayloadTooLarge(f"The body is larger than {request.client_max_size} bytes (http.max_body_mib).")
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """Bytes to a JSON object.
+
+    Raises:
+        BadRequest: no UTF-8, no JSON, no object, duplicate keys, NaN or Infinity, numbers out of range, lone
+            surrogates, or more than `MAX_DEPTH` levels.
+    """
+    try:
+        value = json.loads(
+            raw.decode("utf-8"),
+            parse_float=_float,
+            parse_int=_int,
+            parse_constant=_constant,
+            object_pairs_hook=_object,
+        )
+    except UnicodeDecodeError:
+        raise BadRequest("The body is not UTF-8.") from None
+    except json.JSONDecodeError as error:
+        raise BadRequest(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.")
+    _check_depth(raw, value)
+    _check_surrogates(raw, value)
+    return value
+
+
+def _check_type(request: web.Request) -> None:
+    if request.content_type != "application/json":
+        raise UnsupportedMediaType("The body must be sent as Content-Type: application/json.")
+    charset = request.charset
+    if charset is not None and charset.lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMediaType("The body must be UTF-8.")
+
+
+def _constant(name: str) -> float:
+    raise BadRequest(f"The body holds {name}, which is not JSON.")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadRequest("The body holds a number that is too large.")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise BadRequest("The body holds a number that is too large.")
+    return int(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise BadRequest("The body holds an object that names a key twice.")
+    return result
+
+
+def _check_depth(raw: bytes, value: dict[str, Any]) -> None:
+    """Walk the containers, but only where there are enough brackets for it to matter."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node) if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _children(node: dict[str, Any] | list[Any]) -> Any:
+    return node.values() if isinstance(node, dict) else node
+
+
+def _too_deep() -> BadRequest:
+    return BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
+
+
+def _check_surrogates(raw: bytes, value: dict[str, Any]) -> None:
+    """The bytes are UTF-8, so a lone surrogate can only come from an escape."""
+    if not _SURROGATE_ESCAPE.search(raw):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRequest("The body holds half of a surrogate pair, which is no character.") from None

@@ -1,0 +1,95 @@
+"""POST /v1/chat/completions, and the chat part of /apply-template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from daemon.api.context import read_body, services_of
+from daemon.api.delivery import deliver_stream, deliver_whole, submit
+from daemon.api.names import check_model, loaded, served_name
+from daemon.api.plan import Source, plan
+from daemon.api.record import record_of
+from daemon.api.refused import refuse_fields, refuse_tools
+from daemon.api.sampling import read_sampling
+from daemon.api.schema import ChatFields, ChatRequest
+from daemon.api.shapes import ChatStream, Head, chat_body
+from daemon.errors import BadRequest, Unsupported
+from daemon.prompt.pool import ChatPrompt
+
+TEMPLATE_NAMES = frozenset(
+    {"enable_thinking", "thinking", "thinking_budget", "preserve_thinking", "reasoning_effort", "date_string"}
+)
+"""What a client may set in its template; anything else could be a name that a template uses for its own."""
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a chat, whole or as a stream."""
+    services = services_of(request)
+    body, data = await read_body(request, ChatRequest)
+    check_model(body.model, services)
+    refuse_fields(data)
+    chat = chat_prompt(body, data)
+    logprobs = _logprobs(body)
+    info = loaded(services)
+    sampling = await read_sampling(body, services.config.sampling, services.pool)
+    prompt = await services.pool.chat(chat)
+    record = record_of(request)
+    planned = plan(
+        record.id, [Source(prompt.tokens)], body, sampling, info, param="messages", n=body.n, logprobs=logprobs
+    )
+    answers = submit(planned, services, record.client)
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    head = Head(record.id, kind, served_name(services), info.build)
+    if body.stream:
+        return await deliver_stream(request, answers, ChatStream(head, body.stream_options.include_usage), services)
+    return await deliver_whole(request, answers, lambda collected: chat_body(head, collected))
+
+
+def chat_prompt(body: ChatFields, data: dict[str, Any]) -> ChatPrompt:
+    """What the template gets.
+
+    Raises:
+        Unsupported: tools, or content that is no text.
+        BadRequest: template arguments that are not on the list.
+    """
+    refuse_tools(data)
+    _refuse_media(body)
+    return ChatPrompt(
+        messages=data["messages"],
+        tools=None,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=_template_kwargs(body),
+    )
+
+
+def _template_kwargs(body: ChatFields) -> dict[str, str | int | float | bool | None]:
+    given = dict(body.chat_template_kwargs or {})
+    for name in given:
+        if name not in TEMPLATE_NAMES:
+            allowed = ", ".join(sorted(TEMPLATE_NAMES))
+            raise BadRequest(f"chat_template_kwargs takes only {allowed}.", param="chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        given.setdefault("reasoning_effort", body.reasoning_effort)
+    return given
+
+
+def _refuse_media(body: ChatFields) -> None:
+    for i, message in enumerate(body.messages):
+        parts = message.content if isinstance(message.content, list) else []
+        for j, part in enumerate(parts):
+            place = f"messages[{i}].content[{j}]"
+            if part.type != "text":
+                raise Unsupported(f"{place}: only text parts are offered by this server.", param=place)
+            if part.text is None:
+                raise BadRequest(f"{place}: a text part needs text.", param=place)
+
+
+def _logprobs(body: ChatRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise BadRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return None

@@ -1,0 +1,81 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from aiohttp import web
+
+from daemon.api.context import read_body, services_of
+from daemon.api.delivery import deliver_stream, deliver_whole, submit
+from daemon.api.names import check_model, loaded, served_name
+from daemon.api.plan import MAX_ANSWERS, Source, check_tokens, plan
+from daemon.api.record import record_of
+from daemon.api.refused import refuse_fields, unsupported
+from daemon.api.sampling import read_sampling
+from daemon.api.schema import CompletionRequest
+from daemon.api.services import TextPool
+from daemon.api.shapes import CompletionStream, Head, completion_body
+from daemon.errors import BadRequest
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Continue one or more prompts, whole or as a stream."""
+    services = services_of(request)
+    body, data = await read_body(request, CompletionRequest)
+    check_model(body.model, services)
+    refuse_fields(data)
+    _refuse_combinations(body)
+    info = loaded(services)
+    sampling = await read_sampling(body, services.config.sampling, services.pool)
+    sources = await _sources(body, services.pool, info.n_vocab)
+    record = record_of(request)
+    planned = plan(record.id, sources, body, sampling, info, param="prompt", n=body.n, logprobs=body.logprobs)
+    answers = submit(planned, services, record.client)
+    head = Head(record.id, "text_completion", served_name(services), info.build)
+    if body.stream:
+        shape = CompletionStream(head, body.stream_options.include_usage, echo=body.echo)
+        return await deliver_stream(request, answers, shape, services)
+    return await deliver_whole(request, answers, lambda collected: completion_body(head, collected, echo=body.echo))
+
+
+async def prompt_tokens(prompt: str, pool: TextPool) -> list[int]:
+    """A raw prompt as tokens, special ones read as such; an empty one is the BOS token where the model has one."""
+    tokens = await pool.tokenize(prompt, add_special=True, parse_special=True)
+    if not tokens and pool.info.bos is not None:
+        return [pool.info.bos]
+    return tokens
+
+
+async def _sources(body: CompletionRequest, pool: TextPool, n_vocab: int) -> list[Source]:
+    prompts = _prompts(body)
+    if len(prompts) * body.n > MAX_ANSWERS:
+        raise BadRequest(f"At most {MAX_ANSWERS} answers can be asked for at once.", param="prompt")
+    return list(await asyncio.gather(*(_source(prompt, body.echo, pool, n_vocab) for prompt in prompts)))
+
+
+async def _source(prompt: str | list[int], echo: bool, pool: TextPool, n_vocab: int) -> Source:
+    if isinstance(prompt, str):
+        return Source(await prompt_tokens(prompt, pool), prompt if echo else "")
+    check_tokens(prompt, n_vocab, "prompt")
+    return Source(prompt, await pool.detokenize(prompt) if echo and prompt else "")
+
+
+def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+    """One or more prompts; a list of numbers is one."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise BadRequest("The prompt is empty.", param="prompt")
+    if isinstance(prompt[0], int):
+        return [cast("list[int]", prompt)]
+    return list(cast("list[str | list[int]]", prompt))
+
+
+def _refuse_combinations(body: CompletionRequest) -> None:
+    if body.best_of is not None and body.best_of > body.n:
+        raise unsupported("best_of")
+    if body.echo and body.logprobs is not None:
+        raise BadRequest("echo together with logprobs is not offered by this server.", param="echo")

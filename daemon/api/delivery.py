@@ -1,0 +1,126 @@
+"""From planned answers to a response: streamed or whole, cancelled when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from daemon.api.answer import Answer, follow_all
+from daemon.api.errors import error_object
+from daemon.api.outlet import Outlet, StreamShape, merge
+from daemon.api.plan import Planned
+from daemon.api.record import RequestRecord, record_of
+from daemon.api.services import Services
+from daemon.api.sse import EventStream, event
+from daemon.errors import HotsetError
+from daemon.messages import Done, Tokens
+
+log = structlog.get_logger("hotset.api")
+
+
+class Collected:
+    """A whole answer: everything that came, merged."""
+
+    def __init__(self, answer: Answer, parts: list[Tokens]) -> None:
+        done = answer.done
+        assert done is not None
+        self.answer = answer
+        self.done: Done = done
+        self.tokens = merge([*parts, Tokens(id=done.id, tokens=[], text=done.text)])
+
+
+def submit(planned: list[Planned], services: Services, client: str) -> list[Answer]:
+    """Queue all answers, or none.
+
+    Raises:
+        QueueFull, ModelLoading: from admission.
+    """
+    answers: list[Answer] = []
+    try:
+        for index, item in enumerate(planned):
+            ticket = services.admission.submit(item.submit, client=client)
+            answers.append(Answer(index, item, ticket, services.metrics))
+    except HotsetError:
+        for answer in answers:
+            answer.abandon()
+        raise
+    return answers
+
+
+async def deliver_whole(
+    request: web.Request, answers: list[Answer], build: Callable[[list[Collected]], Any]
+) -> web.Response:
+    """Wait for every answer and build one JSON body."""
+    parts: dict[Answer, list[Tokens]] = {answer: [] for answer in answers}
+
+    async def collect(answer: Answer, tokens: Tokens) -> None:
+        parts[answer].append(tokens)
+
+    async def ended(answer: Answer, done: Done) -> None:
+        record_of(request).add(answer)
+
+    try:
+        await follow_all(answers, collect, ended)
+    finally:
+        _abandon(answers)
+    return web.json_response(build([Collected(answer, parts[answer]) for answer in answers]))
+
+
+async def deliver_stream(
+    request: web.Request, answers: list[Answer], shape: StreamShape, services: Services
+) -> web.StreamResponse:
+    """Stream every answer; a failure becomes one error event and the end of the stream."""
+    record = record_of(request)
+    stream = EventStream(request, services.config.http)
+    try:
+        async with stream:
+            await _stream_answers(stream, answers, shape, record)
+            return await stream.finish()
+    except (asyncio.CancelledError, ConnectionError) as error:
+        record.outcome = "slow_reader" if stream.too_slow else "cancelled"
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        return stream.response
+    finally:
+        _abandon(answers)
+
+
+async def _stream_answers(
+    stream: EventStream, answers: list[Answer], shape: StreamShape, record: RequestRecord
+) -> None:
+    outlet = Outlet(stream, shape)
+
+    async def ended(answer: Answer, done: Done) -> None:
+        record.add(answer)
+        await outlet.end(answer, done)
+
+    await outlet.open(answers)
+    try:
+        await follow_all(answers, outlet.put, ended)
+    except HotsetError as error:
+        await _fail(stream, record, error)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception:
+        log.exception("stream failed", id=record.id)
+        await _fail(stream, record, HotsetError("The server failed while answering."))
+    else:
+        await stream.caught_up()
+        await stream.send(shape.closing(answers))
+
+
+async def _fail(stream: EventStream, record: RequestRecord, error: HotsetError) -> None:
+    """One error event after everything that came before it."""
+    record.outcome = "failed"
+    record.code = error.code
+    await stream.caught_up()
+    await stream.send(event({"error": error_object(error)}))
+
+
+def _abandon(answers: list[Answer]) -> None:
+    for answer in answers:
+        answer.abandon()

@@ -1,0 +1,125 @@
+"""Who may call: Host and Origin allow-lists, keys. Decisions only; the middleware acts on them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import structlog
+from multidict import CIMultiDictProxy
+
+from daemon.config import Config, api_keys
+from daemon.errors import BadRequest, ConfigError, Forbidden, Unauthorized
+
+log = structlog.get_logger("hotset.api")
+
+
+def check_host(values: list[str], extra: Iterable[str], hostname: str | None = None) -> None:
+    """Accept IP literals, localhost, this machine's names and the configured ones, with any port.
+
+    A page that a stranger's DNS name points here still sends that name, so it is refused.
+
+    Raises:
+        BadRequest: none, or more than one Host header.
+        Forbidden: any other name.
+    """
+    if len(values) != 1:
+        raise BadRequest("There must be one Host header.")
+    name = host_name(values[0])
+    own = (hostname or socket.gethostname()).lower()
+    allowed = {"localhost", own, f"{own}.local", *(entry.lower() for entry in extra)}
+    if name not in allowed and not _is_address(name):
+        raise Forbidden("This Host is not on the allow-list (http.allowed_hosts).")
+
+
+def host_name(value: str) -> str:
+    """The name of a Host header or of the end of an Origin, lower case, without port, brackets and last dot."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value[1:].partition("]")[0]
+    return value.partition(":")[0].removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def check_origin(origin: str, host: str, allowed: Iterable[str]) -> None:
+    """Accept the page's own origin and the configured ones.
+
+    An entry is a scheme and a host, which any port matches, or a scheme alone ("app://"), which any host matches.
+
+    Raises:
+        Forbidden: any other, "null" too.
+    """
+    scheme, separator, rest = origin.lower().partition("://")
+    if separator and scheme in ("http", "https") and rest == host.lower():
+        return
+    if separator and any(_matches(scheme, rest, entry.lower()) for entry in allowed):
+        return
+    raise Forbidden("This Origin is not on the allow-list (http.allowed_origins).")
+
+
+def _matches(scheme: str, rest: str, entry: str) -> bool:
+    entry_scheme, _, entry_rest = entry.partition("://")
+    if scheme != entry_scheme:
+        return False
+    entry_rest = entry_rest.rstrip("/")
+    if not entry_rest or rest == entry_rest:
+        return True
+    return urlsplit(f"//{entry_rest}").netloc == entry_rest and ":" not in entry_rest and host_name(rest) == entry_rest
+
+
+class KeyRing:
+    """The keys of the current configuration as digests; read again when the configuration is replaced."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._digests = _digests(api_keys(config))
+
+    def check(self, config: Config, headers: CIMultiDictProxy[str]) -> str | None:
+        """The first characters of the digest of the key that was sent; None when no key is asked for.
+
+        Raises:
+            Unauthorized: none, or a wrong one.
+        """
+        self._follow(config)
+        if not self._digests:
+            return None
+        for sent in _sent_keys(headers):
+            digest = hashlib.sha256(sent.encode("utf-8", "surrogateescape")).digest()
+            matches = [hmac.compare_digest(digest, known) for known in self._digests]
+            if any(matches):
+                return digest.hex()[:12]
+        raise Unauthorized("A valid key is needed: Authorization: Bearer KEY, or x-api-key: KEY.")
+
+    def _follow(self, config: Config) -> None:
+        if config is self._config:
+            return
+        self._config = config
+        try:
+            self._digests = _digests(api_keys(config))
+        except ConfigError as error:
+            log.error("keys not replaced, the old ones stay", reason=str(error))
+
+
+def _digests(keys: Iterable[str]) -> list[bytes]:
+    return [hashlib.sha256(key.encode()).digest() for key in keys]
+
+
+def _sent_keys(headers: CIMultiDictProxy[str]) -> list[str]:
+    keys = []
+    scheme, _, value = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        keys.append(value.strip())
+    if "x-api-key" in headers:
+        keys.append(headers["x-api-key"].strip())
+    return keys

@@ -1,0 +1,62 @@
+"""What the served model is called, and whether a request may call it that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon.api.services import Services
+from daemon.errors import ModelLoading, ModelNotFound
+from daemon.messages import ModelInfo
+
+CLASSES = ("interactive", "normal", "background")
+RETRY_AFTER = 5
+
+
+def served_name(services: Services) -> str:
+    """The id in /v1/models and in answers, also while nothing is loaded."""
+    if services.supervisor.info is not None:
+        return services.supervisor.info.name
+    return services.config.model.name or Path(services.config.model.path).stem or "model"
+
+
+def accepted_names(services: Services) -> set[str]:
+    """The served id, the configured name, and the file's name with and without its suffix."""
+    path = Path(services.config.model.path)
+    names = {served_name(services), services.config.model.name, path.name, path.stem}
+    return names - {""}
+
+
+def check_model(name: str | None, services: Services) -> None:
+    """Accept no name, one of `accepted_names`, or one of them with ":" and a class.
+
+    Raises:
+        ModelNotFound: any other.
+    """
+    if not name:
+        return
+    base, colon, suffix = name.rpartition(":")
+    names = accepted_names(services)
+    if name in names or (colon and suffix in CLASSES and base in names):
+        return
+    raise ModelNotFound(f"This server has one model, {served_name(services)}.", param="model")
+
+
+def loaded(services: Services) -> ModelInfo:
+    """The loaded model.
+
+    Raises:
+        ModelLoading: there is none yet.
+    """
+    info = services.supervisor.info
+    if info is None:
+        raise ModelLoading(loading_message(services), retry_after=RETRY_AFTER)
+    return info
+
+
+def loading_message(services: Services) -> str:
+    """Why there is no model to ask, in words."""
+    supervisor = services.supervisor
+    if supervisor.state == "loading":
+        return f"The model is loading ({supervisor.progress:.0%})."
+    words = {"restarting": "The engine is being restarted.", "stopped": "The service is stopping."}
+    return words.get(supervisor.state, supervisor.reason or "No model is loaded.")

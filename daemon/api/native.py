@@ -1,0 +1,125 @@
+"""llama-server's own endpoints that work on text and tokens."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from aiohttp import web
+
+from daemon.api.chat import chat_prompt
+from daemon.api.completions import prompt_tokens
+from daemon.api.context import read_body, services_of
+from daemon.api.delivery import deliver_stream, deliver_whole, submit
+from daemon.api.names import check_model, loaded, served_name
+from daemon.api.native_shapes import NativeStream, Settings, native_body
+from daemon.api.plan import MAX_ANSWERS, Source, check_tokens, plan
+from daemon.api.record import record_of
+from daemon.api.refused import refuse_fields, unsupported
+from daemon.api.sampling import read_sampling
+from daemon.api.schema import (
+    ChatFields,
+    DetokenizeRequest,
+    NativePrompt,
+    NativeRequest,
+    PromptObject,
+    TokenizeRequest,
+)
+from daemon.api.services import TextPool
+from daemon.errors import BadRequest
+
+
+async def completion(request: web.Request) -> web.StreamResponse:
+    """POST /completion: several prompts give a list of answers."""
+    services = services_of(request)
+    body, data = await read_body(request, NativeRequest)
+    check_model(body.model, services)
+    refuse_fields(data)
+    info = loaded(services)
+    sampling = await read_sampling(body, services.config.sampling, services.pool)
+    prompts = _prompts(body)
+    sources = [await _source(prompt, services.pool, info.n_vocab) for prompt in prompts]
+    record = record_of(request)
+    logprobs = body.n_probs if body.n_probs > 0 else None
+    planned = plan(record.id, sources, body, sampling, info, param="prompt", logprobs=logprobs)
+    answers = submit(planned, services, record.client)
+    settings = Settings(model=served_name(services), stream=body.stream, n_probs=body.n_probs, n_ctx=info.n_ctx)
+    if body.stream:
+        return await deliver_stream(request, answers, NativeStream(settings), services)
+    single = len(prompts) == 1 and not _is_several(body)
+
+    def build(collected: list[Any]) -> Any:
+        bodies = [native_body(item, settings, return_tokens=body.return_tokens) for item in collected]
+        return bodies[0] if single else bodies
+
+    return await deliver_whole(request, answers, build)
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize: ids, or ids with their pieces (a list of bytes where a piece is no UTF-8)."""
+    pool = services_of(request).pool
+    body, _ = await read_body(request, TokenizeRequest)
+    tokens = await pool.tokenize(body.content, add_special=body.add_special, parse_special=body.parse_special)
+    if not body.with_pieces:
+        return web.json_response({"tokens": tokens})
+    pieces = await pool.pieces(tokens)
+    items = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
+    return web.json_response({"tokens": items})
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize."""
+    pool = services_of(request).pool
+    body, _ = await read_body(request, DetokenizeRequest)
+    check_tokens(body.tokens, pool.info.n_vocab, "tokens")
+    return web.json_response({"content": await pool.detokenize(body.tokens)})
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    """POST /apply-template: the text that a chat becomes, without running it."""
+    body, data = await read_body(request, ChatFields)
+    return web.json_response({"prompt": await services_of(request).pool.render(chat_prompt(body, data))})
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _is_several(body: NativeRequest) -> bool:
+    """A list is one prompt as long as it holds only tokens, or tokens with text between them."""
+    prompt = body.prompt
+    if not isinstance(prompt, list):
+        return False
+    return any(isinstance(part, list | PromptObject) for part in prompt) or all(isinstance(p, str) for p in prompt)
+
+
+def _prompts(body: NativeRequest) -> list[NativePrompt]:
+    if body.prompt == []:
+        raise BadRequest("The prompt is empty.", param="prompt")
+    if not _is_several(body):
+        return [cast(NativePrompt, body.prompt)]
+    prompts = cast("list[NativePrompt]", body.prompt)
+    if len(prompts) > MAX_ANSWERS:
+        raise BadRequest(f"At most {MAX_ANSWERS} answers can be asked for at once.", param="prompt")
+    if any(isinstance(prompt, int) for prompt in prompts):
+        raise BadRequest("A list of prompts cannot hold bare token ids.", param="prompt")
+    return prompts
+
+
+async def _source(prompt: NativePrompt, pool: TextPool, n_vocab: int) -> Source:
+    if isinstance(prompt, PromptObject):
+        if prompt.multimodal_data:
+            raise unsupported("multimodal_data")
+        prompt = prompt.prompt_string
+    if isinstance(prompt, str):
+        return Source(await prompt_tokens(prompt, pool), prompt)
+    tokens: list[int] = []
+    for place, part in enumerate(prompt):
+        if isinstance(part, str):
+            tokens += await pool.tokenize(part, add_special=place == 0, parse_special=True)
+        else:
+            tokens.append(part)
+    check_tokens(tokens, n_vocab, "prompt")
+    return Source(tokens, await pool.detokenize(tokens))

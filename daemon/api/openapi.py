@@ -1,0 +1,100 @@
+"""/openapi.json: built once from the table of endpoints and the pydantic models of their bodies."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from daemon.api.routes import TABLE, Endpoint
+
+_REF = "#/components/schemas/{model}"
+OPENAPI_PATH = "/openapi.json"
+
+
+def document(version: str, title: str = "hotset") -> dict[str, Any]:
+    """The OpenAPI 3.1 description of every endpoint, under the path that the table shows."""
+    bodies = [endpoint.body for endpoint in TABLE if endpoint.body is not None]
+    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
+    paths: dict[str, Any] = {OPENAPI_PATH: {"get": _own()}}
+    for endpoint in TABLE:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": title,
+            "version": version,
+            "description": "Every path is served with and without /v1 and with a trailing slash.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": definitions.get("$defs", {}) | {"Error": _error_schema()},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"header": []}],
+    }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(endpoint),
+        "summary": endpoint.summary,
+        "responses": {str(status): _response(endpoint, status) for status in endpoint.statuses},
+    }
+    operation["responses"]["default"] = _json("An error.", {"$ref": _REF.format(model="Error")})
+    names = re.findall(r"{(\w+)}", endpoint.path)
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if endpoint.body is not None:
+        schema = {"$ref": _REF.format(model=endpoint.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+def _response(endpoint: Endpoint, status: int) -> dict[str, Any]:
+    if status >= 500:
+        return _json("Not available.", {"$ref": _REF.format(model="Error")})
+    if endpoint.text:
+        return {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    response = _json("The answer.", {"type": ["object", "array"]})
+    if endpoint.streams:
+        response["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    return response
+
+
+def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _own() -> dict[str, Any]:
+    return {
+        "operationId": "get_openapi",
+        "summary": "This document.",
+        "responses": {"200": _json("The document.", {"type": "object"})},
+    }
+
+
+def _operation_id(endpoint: Endpoint) -> str:
+    words = re.sub(r"\W+", "_", endpoint.path.removeprefix("/v1")).strip("_")
+    return f"{endpoint.method.lower()}_{words}"
+
+
+def _error_schema() -> dict[str, Any]:
+    text = {"type": ["string", "null"]}
+    return {
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": text, "code": text},
+            }
+        },
+    }

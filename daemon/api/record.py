@@ -1,0 +1,66 @@
+"""What is remembered of one request for its log line and its metrics: ids, counts and times, never text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, cast
+
+from aiohttp import web
+
+from daemon.api.answer import Answer
+
+_KEY = "hotset_record"
+
+
+@dataclass
+class RequestRecord:
+    """Filled by the handlers. `outcome` None means: as the status says."""
+
+    id: str
+    started: float
+    client: str = ""
+    outcome: str | None = None
+    code: str | None = None
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_predicted: int = 0
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+
+    def add(self, answer: Answer) -> None:
+        """Count an answer that is done."""
+        timings = answer.timings()
+        self.n_prompt += timings["cache_n"] + timings["prompt_n"]
+        self.n_cached += timings["cache_n"]
+        self.n_predicted += timings["predicted_n"]
+        self.queue_ms = max(self.queue_ms or 0.0, timings["queue_ms"])
+        if timings["ttft_ms"] is not None:
+            self.ttft_ms = min(self.ttft_ms or timings["ttft_ms"], timings["ttft_ms"])
+
+    def fields(self) -> dict[str, Any]:
+        """For the log line; what is unknown is left out."""
+        values = {
+            "id": self.id,
+            "client": self.client or None,
+            "code": self.code,
+            "n_prompt": self.n_prompt or None,
+            "n_cached": self.n_cached or None,
+            "n_predicted": self.n_predicted or None,
+            "queue_ms": self.queue_ms,
+            "ttft_ms": self.ttft_ms,
+            "total_ms": round((monotonic() - self.started) * 1000, 1),
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def start_record(request: web.Request, request_id: str) -> RequestRecord:
+    """Attach a new record to the request."""
+    record = RequestRecord(id=request_id, started=monotonic())
+    request[_KEY] = record
+    return record
+
+
+def record_of(request: web.Request) -> RequestRecord:
+    """The record that the first middleware attached."""
+    return cast(RequestRecord, request[_KEY])

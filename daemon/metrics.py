@@ -1,0 +1,161 @@
+"""Prometheus metrics: counters and histograms that the API feeds, gauges read from the parts at each scrape.
+
+No label ever holds a user, a prompt or a request id.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from daemon.config import Config
+from daemon.messages import Done, ModelInfo, Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_STEP_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.2, 0.4, 0.8, 1.6, 5)
+
+
+class Metrics:
+    """One registry for one application."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        self._request_metrics()
+        self._token_metrics()
+
+    def _request_metrics(self) -> None:
+        registry = self.registry
+        self._requests = Counter(
+            "hotset_requests", "Requests that were answered.", ["endpoint", "outcome"], registry=registry
+        )
+        self._rejected = Counter("hotset_rejected", "Requests refused before work.", ["reason"], registry=registry)
+        self._cancelled = Counter("hotset_cancelled", "Answers given up.", ["stage"], registry=registry)
+        self._restarts = Counter("hotset_engine_restarts", "Engines replaced.", ["reason"], registry=registry)
+        self._request_seconds = _histogram(registry, "request_seconds", "From request to the last byte.", _SECONDS)
+
+    def _token_metrics(self) -> None:
+        registry = self.registry
+        self._prompt_tokens = Counter(
+            "hotset_prompt_tokens", "Prompt tokens by where they came from.", ["source"], registry=registry
+        )
+        self._generated = Counter("hotset_generated_tokens", "Tokens generated.", registry=registry)
+        self._first = _histogram(registry, "time_to_first_token_seconds", "From queueing to the first token.", _SECONDS)
+        self._between = _histogram(
+            registry, "inter_token_latency_seconds", "Between two tokens of one answer.", _STEP_SECONDS
+        )
+        self._queue = _histogram(registry, "queue_seconds", "From queueing to the first prompt chunk.", _SECONDS)
+        self._prefill = _histogram(registry, "prefill_seconds", "Reading the prompt.", _SECONDS)
+        self._decode = _histogram(registry, "decode_seconds", "Generating.", _SECONDS)
+
+    def first_token(self, seconds: float) -> None:
+        """The first token of an answer came this long after it was queued."""
+        self._first.observe(seconds)
+
+    def next_tokens(self, seconds: float, count: int) -> None:
+        """`count` more tokens came this long after the last ones."""
+        if count:
+            self._between.observe(seconds / count)
+
+    def answered(self, done: Done, queue_seconds: float) -> None:
+        """An answer is complete (or was cancelled inside the engine)."""
+        self._prompt_tokens.labels("computed").inc(done.n_prompt - done.n_cached)
+        self._prompt_tokens.labels("live").inc(done.n_cached)
+        self._generated.inc(done.n_predicted)
+        self._queue.observe(queue_seconds)
+        self._prefill.observe(done.prompt_ms / 1000)
+        self._decode.observe(done.predicted_ms / 1000)
+
+    def cancelled(self, stage: str) -> None:
+        """An answer was given up while queued, in prefill or in decode."""
+        self._cancelled.labels(stage).inc()
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused before work; `reason` is an error code."""
+        self._rejected.labels(reason).inc()
+
+    def request(self, endpoint: str, outcome: str, seconds: float) -> None:
+        """A request is over. `endpoint` is a route of the table, never a path from a client."""
+        self._requests.labels(endpoint, outcome).inc()
+        self._request_seconds.observe(seconds)
+
+    def engine_restarted(self, reason: str) -> None:
+        """The supervisor replaces an engine; `reason` is one word from a fixed set."""
+        self._restarts.labels(reason).inc()
+
+    def watch(self, view: Callable[[], View]) -> None:
+        """Read gauges from `view` at every scrape."""
+        self.registry.register(_Gauges(view))
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the gauges are made of, at one moment."""
+
+    version: str
+    running: int
+    waiting: int
+    ready: bool
+    snapshot: Snapshot
+    info: ModelInfo | None
+    config: Config
+
+
+class _Gauges(Collector):
+    """Reads one `View` per scrape; nothing is kept."""
+
+    def __init__(self, view: Callable[[], View]) -> None:
+        self._view = view
+
+    def describe(self) -> list[Metric]:
+        """No names in advance: nothing else registers them."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view()
+        yield GaugeMetricFamily("hotset_running", "Answers that the engine works on.", value=view.running)
+        yield GaugeMetricFamily("hotset_waiting", "Answers in the queue.", value=view.waiting)
+        yield GaugeMetricFamily("hotset_ready", "1 when the engine takes requests.", value=int(view.ready))
+        cells = GaugeMetricFamily("hotset_kv_cells", "KV cells, one a token.", labels=["state"])
+        cells.add_metric(["used"], view.snapshot.kv_cells_used)
+        cells.add_metric(["free"], view.snapshot.kv_cells - view.snapshot.kv_cells_used)
+        yield cells
+        yield _info("hotset_build", "What is running.", {"version": view.version, "python": platform.python_version()})
+        yield _info("hotset_config", "The configuration that applies.", _config_labels(view.config))
+        if view.info is not None:
+            yield _info("hotset_model", "The loaded model.", _model_labels(view.info))
+
+
+def _info(name: str, documentation: str, labels: dict[str, str]) -> Metric:
+    family = InfoMetricFamily(name, documentation, labels=list(labels))
+    family.add_metric([], labels)
+    return family
+
+
+def _config_labels(config: Config) -> dict[str, str]:
+    engine = config.engine
+    values = {
+        "device": engine.device,
+        "context": config.model.context,
+        "max_sequences": engine.max_sequences,
+        "ubatch": engine.ubatch,
+        "max_waiting": config.queue.max_waiting,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _model_labels(info: ModelInfo) -> dict[str, str]:
+    return {"name": info.name, "architecture": info.architecture, "build": info.build}
+
+
+def _histogram(registry: CollectorRegistry, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(f"hotset_{name}", documentation, buckets=buckets, registry=registry)
