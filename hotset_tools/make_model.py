@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from daemon.errors import HotsetError
 from hotset_tools.model_shapes import SHAPES, Shape, Tensor, tensors
 from hotset_tools.random_weights import chunks, row_bytes, rows
 from hotset_tools.synthetic_vocab import CHATML, Vocab, make_vocab
@@ -186,7 +186,7 @@ def _progress() -> Progress:
     return Progress(*bar, console=Console(stderr=True))
 
 
-def make_model(
+def command(
     out: Annotated[Path, typer.Argument(help="File to write.")],
     shape: Annotated[str, typer.Option(help=f"One of {', '.join(SHAPES)}.")],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same file.")] = 1,
@@ -206,6 +206,5 @@ def make_model(
             task = bar.add_task(out.name, total=size)
             write_model(out, wanted, seed, reuse_layer=reuse_layer, progress=lambda n: bar.update(task, advance=n))
     except (ValueError, OSError) as error:
-        print(f"make-model: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise HotsetError(str(error)) from None
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, shape {shape}, seed {seed}")

@@ -69,8 +69,8 @@ def memory_warning(facts: ModelFacts, available_bytes: int) -> str | None:
         return None
     usable = max(available_bytes - _RESERVE, 0)
     start = (
-        f"The model has {_bytes(facts.size)} and {_bytes(available_bytes)} of memory are available, {_bytes(_RESERVE)} of "
-        "them needed for other things. It is served from the mapped file, and what does not fit is read from disk again"
+        f"The model has {_bytes(facts.size)} and {_bytes(available_bytes)} of memory are available, {_bytes(_RESERVE)} "
+        "of them needed for other things. It is served from the mapped file; what does not fit is read from disk again"
     )
     if usable <= facts.other_bytes or not facts.is_moe:
         lack = max(min(facts.size - usable, facts.active_bytes), 0)

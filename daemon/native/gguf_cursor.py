@@ -99,7 +99,8 @@ class Cursor:
         if end > MAX_HEAD:
             raise self.fail(f"metadata and tensor table are larger than {MAX_HEAD} bytes")
         while len(self._buffer) < end:
-            wanted = max(end - len(self._buffer), min(_CHUNK, self.size - len(self._buffer)))
+            ahead = min(_CHUNK, self.size - len(self._buffer), MAX_HEAD - len(self._buffer))
+            wanted = max(end - len(self._buffer), ahead)
             try:
                 piece = os.pread(self._handle, wanted, len(self._buffer))
             except OSError as error:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from daemon.native.gguf_cursor import printable
 from daemon.native.gguf_metadata import Metadata
 from daemon.native.gguf_reader import TensorEntry
 from daemon.native.gguf_rules import Sizes
@@ -137,7 +138,7 @@ def collect(metadata: Metadata, tensors: Iterable[TensorEntry], sizes: Sizes, n_
         quants[tensor.quant.name] += tensor.size
     return ModelFacts(
         architecture=metadata.architecture,
-        name=metadata.text("general.name"),
+        name=printable(metadata.text("general.name"), 200),
         n_params=sum(tensor.n_elements for tensor in tensors),
         size=sum(tensor.size for tensor in tensors),
         n_vocab=n_vocab,
