@@ -5,12 +5,13 @@ It waits for one `Load`, answers `Ready` or `LoadFailed`, then loops. It ends wh
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import signal
 import socket
 import sys
 
-from daemon.engine.loading import Loaded, load
+from daemon.engine.loading import Loaded
 from daemon.engine.loop import Loop
 from daemon.engine.roster import Limits
 from daemon.errors import HotsetError, ModelUnusable
@@ -24,6 +25,7 @@ PROGRESS_STEP = 0.02
 def main(arguments: list[str]) -> int:
     """Run the child; 0 when told to end, 1 when it could not load."""
     fd, parent = int(arguments[0]), int(arguments[1])
+    faulthandler.enable()
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides what happens
     pipe = Pipe(socket.socket(fileno=fd))
@@ -32,7 +34,7 @@ def main(arguments: list[str]) -> int:
     except EOFError:
         return 0
     try:
-        loaded = load(spec, _Progress(pipe))
+        loaded = Loaded(spec, _Progress(pipe))
     except HotsetError as error:
         pipe.send(LoadFailed(message=error.message, fatal=isinstance(error, ModelUnusable)))
         return 1

@@ -9,6 +9,7 @@ from typing import Any
 
 from daemon.errors import ModelUnusable
 from daemon.messages import Device
+from daemon.native import backends
 from daemon.native.library import backend
 
 _KINDS: dict[int, Any] = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
@@ -59,6 +60,14 @@ def ggml() -> Ggml:
 
 def _directory() -> Path:
     return Path(os.environ["LLAMA_CPP_LIB_PATH"])
+
+
+def load_backends(spec: str) -> list[str]:
+    """Register the backends that `engine.device` may need, before anything is loaded; returns their names."""
+    wanted: tuple[str, ...] = ("cpu",)
+    if spec != "cpu":
+        wanted = backends.ORDER if "rpc:" in spec else tuple(name for name in backends.ORDER if name != "rpc")
+    return backends.load(_directory(), wanted)
 
 
 def list_devices() -> list[Device]:

@@ -90,6 +90,12 @@ def lib() -> ModuleType:
     return module
 
 
+def handle() -> ctypes.CDLL:
+    """libllama itself, for exports that the bindings do not know."""
+    library: ctypes.CDLL = lib()._lib
+    return library
+
+
 @functools.cache
 def backend() -> ModuleType:
     """`lib()` with llama.cpp's backends initialised, which may start GPU drivers."""

@@ -1,0 +1,121 @@
+"""From a `Load` to a model, a context and what there is to say about them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from daemon.engine import sizes
+from daemon.errors import ModelUnusable
+from daemon.messages import Load, ModelInfo
+from daemon.native import abi, devices, gguf_check, library
+from daemon.native.context import Context
+from daemon.native.gguf_check import GgufFile
+from daemon.native.model import Model
+from daemon.native.vocab import Vocab
+
+_CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+                "q4_1": 20 / 32, "q4_0": 18 / 32}  # fmt: skip
+
+
+class Loaded:
+    """A model ready to decode; a context manager that frees everything in reverse order.
+
+    Raises:
+        ModelUnusable: the file is missing, broken, of an unknown architecture, or does not fit.
+    """
+
+    def __init__(self, spec: Load, progress: Callable[[float], None]) -> None:
+        file = gguf_check.check(Path(spec.model))
+        available = psutil.virtual_memory().available
+        self._exports = abi.bind(library.handle())
+        devices.load_backends(spec.device)
+        with ExitStack() as stack:
+            self.model = stack.enter_context(Model(spec, progress))
+            if not self.model.has_decoder or self.model.has_encoder:
+                raise ModelUnusable(f"{file.path.name} is no decoder-only text model; hotset cannot serve it")
+            self.vocab = Vocab.of_model(self.model.pointer)
+            n_ctx, cells = _context_sizes(spec, file, self.model.n_ctx_train)
+            decode_threads, batch_threads = _threads(spec)
+            self.context = stack.enter_context(
+                Context(self.model, spec, n_ctx=cells, n_threads=decode_threads, n_threads_batch=batch_threads)
+            )
+            self.info = self._describe(spec, file, n_ctx, available)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Loaded:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _describe(self, spec: Load, file: GgufFile, n_ctx: int, available: int) -> ModelInfo:
+        facts = file.facts
+        return ModelInfo(
+            name=spec.name or _plain_name(file),
+            architecture=facts.architecture,
+            description=self.model.description,
+            fingerprint=file.fingerprint,
+            n_params=self.model.n_params,
+            size=self.model.size,
+            n_vocab=self.model.n_vocab,
+            n_ctx_train=self.model.n_ctx_train,
+            n_ctx=n_ctx,
+            kv_cells=self.context.n_ctx,
+            kv_bytes_per_token=_kv_bytes(spec, file),
+            n_layer=facts.n_layer,
+            n_expert=facts.n_expert,
+            n_expert_used=facts.n_expert_used,
+            max_sequences=spec.max_sequences,
+            n_ubatch=self.context.n_ubatch,
+            bos=self.vocab.bos,
+            eos=self.vocab.eos,
+            devices=devices.list_devices(),
+            build=", ".join(f"{key} {value}" for key, value in self._exports.build_info.items()),
+            residency=_residency(file),
+            warnings=_warnings(file, n_ctx, available),
+        )
+
+
+def _plain_name(file: GgufFile) -> str:
+    """The file's name without its suffix, and without the part number of a split model."""
+    stem = file.path.stem
+    return stem.rsplit("-", 3)[0] if len(file.parts) > 1 else stem
+
+
+def _kv_bytes(spec: Load, file: GgufFile) -> int:
+    """KV cache of one token in the types that are configured; the facts count two bytes a value."""
+    return round(file.facts.kv_bytes_per_token / 4 * (_CACHE_BYTES[spec.cache_type_k] + _CACHE_BYTES[spec.cache_type_v]))
+
+
+def _context_sizes(spec: Load, file: GgufFile, n_ctx_train: int) -> tuple[int, int]:
+    n_ctx = sizes.context_length(spec.context, n_ctx_train)
+    return n_ctx, sizes.kv_cells(spec.kv_cells, n_ctx, spec.max_sequences, _kv_bytes(spec, file))
+
+
+def _threads(spec: Load) -> tuple[int, int]:
+    allowed = len(os.sched_getaffinity(0))
+    decode = sizes.threads(spec.threads, psutil.cpu_count(logical=False), allowed)
+    return decode, spec.threads_batch or decode
+
+
+def _residency(file: GgufFile) -> str:
+    if not file.facts.is_moe:
+        return "not applicable: a dense model has no experts to place"
+    return "off: this build places experts by layer only"
+
+
+def _warnings(file: GgufFile, n_ctx: int, available: int) -> list[str]:
+    warnings = []
+    memory = gguf_check.memory_warning(file.facts, available)
+    if memory is not None:
+        warnings.append(memory)
+    trained = file.facts.n_ctx_train
+    if trained and n_ctx > trained:
+        warnings.append(f"model.context is {n_ctx}, but the model was trained for {trained} tokens")
+    return warnings
