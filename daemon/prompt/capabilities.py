@@ -15,7 +15,7 @@ _TOOL = {
     "function": {
         "name": "probe_tool",
         "description": "PROBE-TOOL",
-        "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": "PROBE"}}},
+        "parameters": {"type": "object", "properties": {"probe_field": {"type": "string", "description": "PROBE"}}},
     },
 }
 Render = Callable[[dict[str, Any]], str]

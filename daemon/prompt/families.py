@@ -19,7 +19,7 @@ def adapt(source: str, given: list[Json]) -> list[Json]:
         messages = [_thinking(message, drop_content="<|channel|>" in source) for message in messages]
     if _is_ministral(source):
         messages = [_blocks(message) for message in messages]
-    if "JSONSchema format" in source and "<tool_call>" in source:
+    if "following functions in JSONSchema format" in source:
         # StepFun: white space that is left around the contents drives the model into loops.
         messages = [_trimmed(message) for message in messages]
     if "'<|tool_call>call:'" in source and "tool_responses" in source and "OpenAI Chat Completions" not in source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateSyntaxError, Undefined, nodes
@@ -35,10 +35,19 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
 
+class _Missing(Undefined):
+    """An undefined value that adds nothing to a text; every other use of it still fails."""
+
+    def __add__(self, other: Any) -> Any:
+        return other if isinstance(other, str) else self._fail_with_undefined_error()
+
+    __radd__ = __add__
+
+
 class _Generation(Extension):
     """`{% generation %}` marks what a trainer learns from; here its body is text like any other."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - the base class has it so
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
@@ -48,8 +57,14 @@ class _Generation(Extension):
 def environment(clock: Clock) -> Environment:
     """An environment with the filters and functions that transformers and llama.cpp offer to templates."""
     made = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        undefined=_Missing,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
     )
+    # Nothing is escaped, so nothing is marked as safe: marked text would escape what is added to it.
+    made.filters["safe"] = str
     made.filters["tojson"] = to_json
     made.globals["raise_exception"] = _raise
     made.globals["strftime_now"] = lambda format: clock().strftime(format)
@@ -85,9 +100,11 @@ def to_json(
     )
 
 
-def _no_json(value: Any) -> None:
+def _no_json(value: Any) -> list[Any] | None:
     if isinstance(value, Undefined):
-        return
+        return None
+    if isinstance(value, Iterable):
+        return list(value)
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import datetime
 import functools
+import re
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
+
+from pydantic import Field
 
 from daemon.errors import BadRequest, TemplateFailed
 from daemon.messages import Message
@@ -20,6 +23,18 @@ from daemon.prompt.sandbox import Clock, Refused, compiled
 
 MAX_CHARACTERS = 32 * 1024 * 1024
 """Longest prompt that a template may write."""
+
+_THINKS = re.compile(r"<[|/]?think|think[|]?>|THINK|:think|think_begin|channel")
+"""Where thoughts have a place in a template; one without is not asked to make the model think."""
+
+KEEP_REASONING = {
+    "preserve_thinking": True,
+    "clear_thinking": False,
+    "truncate_history_thinking": False,
+    "drop_thinking": False,
+}
+"""Templates that can drop the reasoning of earlier answers are told not to, as llama.cpp does: what a client sends back
+is shown, and a growing conversation keeps a common beginning."""
 
 Scalar = str | int | float | bool | None
 
@@ -57,7 +72,7 @@ class ChatPrompt(Message):
     tools: list[Json] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    template_kwargs: dict[str, Scalar] = {}
+    template_kwargs: dict[str, Scalar] = Field(default={})
 
 
 class Protector(Protocol):
@@ -155,7 +170,8 @@ class Template:
         return {
             "bos_token": self._bos,
             "eos_token": self._eos,
-            "enable_thinking": True,
+            "enable_thinking": bool(_THINKS.search(self._source)),
+            **KEEP_REASONING,
             "date_string": now.strftime("%d %b %Y"),
             "datetime": now.strftime("%b %d %Y"),
         }
@@ -167,7 +183,8 @@ class Template:
             messages = [message | {"content": conversation.joined(message["content"])} for message in messages]
         elif not can.string_content:
             messages = [message | {"content": _parts(message["content"])} for message in messages]
-        if "developer" not in self._literals:
+        if "<|channel|>" not in self._source:
+            # Of the templates that mention developers only gpt-oss means by it what clients do.
             messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
         if not can.system_role:
             messages = _without_system(messages)

@@ -1,0 +1,216 @@
+"""From a prompt's text to token ids, so that what a client wrote cannot become a turn of the conversation.
+
+Before a template is rendered, a mark is put into every text of a control token that a client's string spells, wholly or
+in part (see `Guard`). In the rendered text a control token is one only where no mark stands inside its text. Without a
+mark, which is nearly always, the whole text is tokenised in one call, as llama.cpp's server does; with one, the text is
+first parted at the real special tokens in the order in which llama.cpp parts it, and everything between is plain.
+
+Limits: a control token whose text is a single character is not protected; a control token that a template builds around
+a client's word of letters only (`<` + name + `>`) is the template's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from daemon.native.vocab import SPECIAL, Attr, SpecialToken
+from daemon.prompt.conversation import ROLES, Json
+
+Piece = str | int
+"""A part of a text: plain text, or the id of a special token."""
+
+_OWN_WORDS = frozenset({*ROLES, "text", "thinking", "function"})
+"""Values of `role` and `type` that the daemon itself has checked; templates build control tokens from them."""
+
+_THOUGHTS = re.compile("think|thought|reason", re.IGNORECASE)
+_SPACE = " \t\n\v\f\r"
+
+
+class Tokenizer(Protocol):
+    """What is needed of `daemon.native.vocab.Vocab`."""
+
+    add_bos: bool
+
+    @property
+    def special_tokens(self) -> tuple[SpecialToken, ...]: ...
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+
+class Guard:
+    """Puts marks into client's strings, where they spell control tokens.
+
+    A mark goes behind the first character of each occurrence; a string that could be a part of one, because it begins
+    with the end of a token's text, ends with the beginning of one or lies within one, gets a mark at that edge. The
+    parts of a message count as one string. An assistant's own words may hold tokens that open and close thoughts:
+    templates look for them there, and they begin no turn.
+    """
+
+    def __init__(self, tokens: Iterable[SpecialToken]) -> None:
+        texts = [token.text for token in tokens if token.attr & SPECIAL and len(token.text) > 1]
+        self._all = _Spotter(texts)
+        self._turns = _Spotter([text for text in texts if not _THOUGHTS.search(text)])
+
+    def protect(self, variables: Json, mark: str) -> Json:
+        """Copies of a template's variables with marks in their strings."""
+        return {
+            key: [self._message(item, mark) for item in value] if key == "messages" else self._value(value, mark)
+            for key, value in variables.items()
+        }
+
+    def _message(self, message: Json, mark: str) -> Json:
+        spotter = self._turns if message["role"] == "assistant" else self._all
+        return {key: self._value(value, mark, spotter) for key, value in message.items() if key != "role"} | {
+            "role": message["role"]
+        }
+
+    def _value(self, value: Any, mark: str, spotter: _Spotter | None = None) -> Any:
+        spotter = spotter or self._all
+        if isinstance(value, str):
+            return _marked(value, spotter.places(value), mark)
+        if isinstance(value, dict):
+            return {
+                _marked_key(key, spotter, mark): item if _is_own(key, item) else self._value(item, mark, spotter)
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            items = [self._value(item, mark, spotter) for item in value]
+            return _across_parts(value, items, spotter, mark)
+        return value
+
+
+class _Spotter:
+    """Finds where strings spell any of some texts, or a piece of one at their edges."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._whole = re.compile(f"(?={_any_of(texts)})") if texts else None
+        heads = {text[:n] for text in texts for n in range(2, len(text))}
+        tails = {text[-n:] for text in texts for n in range(2, len(text))}
+        self._heads = frozenset(piece for piece in heads if not _is_word(piece))
+        self._tails = frozenset(piece for piece in tails if not _is_word(piece))
+        self._longest = max(map(len, texts), default=0)
+        self._together = "\0".join(texts)
+
+    def whole(self, text: str) -> Iterator[int]:
+        """Where occurrences begin; they may overlap."""
+        if self._whole is not None:
+            yield from (match.start() for match in self._whole.finditer(text))
+
+    def places(self, text: str) -> set[int]:
+        """Where marks belong."""
+        places = {start + 1 for start in self.whole(text)}
+        core = text.strip(_SPACE)
+        if not core or not self._longest:
+            return places
+        start = text.index(core[0])
+        end = start + len(core)
+        sizes = range(2, min(len(core), self._longest) + 1)
+        if any(core[-size:] in self._heads for size in sizes):
+            places.add(end)
+        if any(core[:size] in self._tails for size in sizes):
+            places.add(start)
+        if 1 < len(core) < self._longest and not _is_word(core) and core in self._together:
+            places.add(end)
+        return places
+
+
+def parted(text: str, tokens: Iterable[SpecialToken], mark: str) -> list[Piece]:
+    """`text` cut at its special tokens, as llama.cpp cuts: the longest text first, white space beside a token that
+    eats it dropped. A token's text with `mark` inside it is plain text; marks are left in.
+    """
+    pieces: list[Piece] = [text]
+    for token in tokens:
+        if token.text in text:
+            pieces = [part for piece in pieces for part in _cut(piece, token)]
+    return pieces
+
+
+def tokenize(vocab: Tokenizer, text: str, mark: str) -> list[int]:
+    """Ids of a rendered prompt, with BOS and EOS where the model wants them.
+
+    Raises:
+        BadRequest: as `Vocab.tokenize`.
+    """
+    if not mark or mark not in text:
+        return vocab.tokenize(text, add_special=True, parse_special=True)
+    ends = vocab.tokenize("", add_special=True, parse_special=True)
+    ids = ends[:1] if vocab.add_bos else []
+    tail = ends[len(ids) :]
+    for piece in parted(text, vocab.special_tokens, mark):
+        if isinstance(piece, int):
+            ids.append(piece)
+        elif plain := piece.replace(mark, ""):
+            ids += vocab.tokenize(plain, add_special=False, parse_special=False)
+    return ids + tail
+
+
+def _cut(piece: Piece, token: SpecialToken) -> Iterator[Piece]:
+    if isinstance(piece, int):
+        yield piece
+        return
+    first, *rest = piece.split(token.text)
+    yield from _side(first, lstrip=False, rstrip=bool(rest) and bool(token.attr & Attr.LSTRIP))
+    for number, part in enumerate(rest):
+        yield token.id
+        last = number == len(rest) - 1
+        yield from _side(
+            part, lstrip=bool(token.attr & Attr.RSTRIP), rstrip=not last and bool(token.attr & Attr.LSTRIP)
+        )
+
+
+def _side(text: str, *, lstrip: bool, rstrip: bool) -> Iterator[str]:
+    """The text beside a token; what a token's attribute calls left is the end of the text before it."""
+    text = text.lstrip(_SPACE) if lstrip else text
+    text = text.rstrip(_SPACE) if rstrip else text
+    if text:
+        yield text
+
+
+def _marked(text: str, places: set[int], mark: str) -> str:
+    if not places:
+        return text
+    cuts = [0, *sorted(places), len(text)]
+    return mark.join(text[start:end] for start, end in itertools.pairwise(cuts))
+
+
+def _marked_key(key: str, spotter: _Spotter, mark: str) -> str:
+    """A key of a client's object. Words stay: templates ask for them by name."""
+    return key if _is_word(key) else _marked(key, spotter.places(key), mark)
+
+
+def _is_own(key: str, value: Any) -> bool:
+    return key in {"role", "type"} and isinstance(value, str) and value in _OWN_WORDS
+
+
+def _is_word(text: str) -> bool:
+    return text.isalnum() or text.isidentifier()
+
+
+def _across_parts(parts: list[Any], marked: list[Any], spotter: _Spotter, mark: str) -> list[Any]:
+    """The marked parts, with one more mark where an occurrence begins with the last character of a part.
+
+    Where more of it is in the part, the mark of the part's own edge stands inside the occurrence already.
+    """
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if len(texts) < 2 or len(texts) < len(parts):
+        return marked
+    ends = {end: number for number, end in enumerate(itertools.accumulate(map(len, texts))) if texts[number]}
+    result = list(marked)
+    for start in spotter.whole("".join(texts)):
+        if (number := ends.get(start + 1)) is not None:
+            result[number] = result[number] | {"text": result[number]["text"] + mark}
+    return result
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A regular expression that matches any of `texts`, branching a character at a time: thousands cost one."""
+    branches: dict[str, list[str]] = {}
+    for text in texts:
+        if not text:
+            return ""
+        branches.setdefault(text[0], []).append(text[1:])
+    choices = [re.escape(character) + _any_of(rest) for character, rest in branches.items()]
+    return choices[0] if len(choices) == 1 else f"(?:{'|'.join(choices)})"
