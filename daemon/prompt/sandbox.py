@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateSyntaxError, Undefined, nodes
@@ -71,16 +72,26 @@ def environment(clock: Clock) -> Environment:
     return made
 
 
-def compiled(source: str, clock: Clock) -> tuple[Template, frozenset[str]]:
-    """The template, and every text that is written in its source.
+@dataclass(frozen=True)
+class Program:
+    """A compiled template, every text that is written in its source, and what it replaces: (old, new)."""
+
+    template: Template
+    literals: frozenset[str]
+    rewrites: tuple[tuple[str, str], ...]
+
+
+def compiled(source: str, clock: Clock) -> Program:
+    """Compile `source`.
 
     Raises:
-        TemplateFailed: the source is no template.
+        TemplateFailed: it is no template.
     """
     made = environment(clock)
     try:
-        texts = (node.value for node in made.parse(source).find_all(nodes.Const) if isinstance(node.value, str))
-        return made.from_string(source), frozenset(texts)
+        tree = made.parse(source)
+        literals = frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+        return Program(made.from_string(source), literals, tuple(dict.fromkeys(_rewrites(tree))))
     except TemplateSyntaxError as error:
         raise TemplateFailed(f"The chat template has a syntax error in line {error.lineno}.") from None
     except RecursionError:
@@ -98,6 +109,18 @@ def to_json(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_no_json
     )
+
+
+def _rewrites(tree: nodes.Template) -> Iterator[tuple[str, str]]:
+    """What `replace` is called with as a method or a filter; what is split at can be joined without it."""
+    calls = [(getattr(call.node, "attr", ""), call.args) for call in tree.find_all(nodes.Call)]
+    calls += [(filtered.name, filtered.args) for filtered in tree.find_all(nodes.Filter)]
+    for name, arguments in calls:
+        texts = [item.value for item in arguments if isinstance(item, nodes.Const) and isinstance(item.value, str)]
+        if name == "replace" and len(texts) >= 2 and texts[0]:
+            yield texts[0], texts[1]
+        elif name == "split" and texts and texts[0]:
+            yield texts[0], ""
 
 
 def _no_json(value: Any) -> list[Any] | None:

@@ -78,8 +78,8 @@ class ChatPrompt(Message):
 class Protector(Protocol):
     """Marks what a client's text must not become; see `daemon.prompt.tokens`."""
 
-    def protect(self, variables: Json, mark: str) -> Json:
-        """Copies of the variables with `mark` put into their strings."""
+    def protect(self, variables: Json, mark: str, rewrites: tuple[tuple[str, str], ...]) -> Json:
+        """Copies of the variables with `mark` put into their strings; `rewrites` is what the template replaces."""
         ...
 
 
@@ -110,7 +110,7 @@ class Template:
         self._bos, self._eos = bos_token, eos_token
         self._add_bos, self._add_eos = add_bos, add_eos
         self._clock = clock
-        self._compiled, self._literals = compiled(source, clock)
+        self._program = compiled(source, clock)
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
@@ -138,7 +138,7 @@ class Template:
             variables["messages"][-1] = _with_end(variables["messages"][-1], end)
         variables["messages"] = self._shaped(variables["messages"])
         if protector is not None:
-            variables = protector.protect(variables, mark)
+            variables = protector.protect(variables, mark, self._program.rewrites)
         text = self._execute(self._defaults() | variables)
         if chat.continue_final_message:
             text = _cut(text, end)
@@ -194,7 +194,7 @@ class Template:
 
     def _execute(self, variables: Json) -> str:
         try:
-            return _limited(self._compiled.generate(variables))
+            return _limited(self._program.template.generate(variables))
         except TemplateFailed:
             raise
         except Refused as error:
@@ -206,7 +206,7 @@ class Template:
 
     def _refusal(self, message: str) -> str:
         """What the template says, as far as it is written in the template: the rest may be the client's text."""
-        known = max((text for text in self._literals if text and message.startswith(text)), key=len, default="")
+        known = max((text for text in self._program.literals if text and message.startswith(text)), key=len, default="")
         if len(known) < 4:
             return "The chat template refused the messages."
         return f"The chat template refused the messages: {known.strip()[:300]}"

@@ -5,8 +5,8 @@ in part (see `Guard`). In the rendered text a control token is one only where no
 mark, which is nearly always, the whole text is tokenised in one call, as llama.cpp's server does; with one, the text is
 first parted at the real special tokens in the order in which llama.cpp parts it, and everything between is plain.
 
-Limits: a control token whose text is a single character is not protected; a control token that a template builds around
-a client's word of letters only (`<` + name + `>`) is the template's.
+Limits: a control token whose text is a single character is not protected, and neither is one that a template puts
+together around a client's word of letters only (`<` + name + `>`) or from slices of a client's text.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import Any, Protocol
 
 from daemon.native.vocab import SPECIAL, Attr, SpecialToken
 from daemon.prompt.conversation import ROLES, Json
+
+Rewrites = tuple[tuple[str, str], ...]
+"""What a template replaces in its strings: (old, new)."""
 
 Piece = str | int
 """A part of a text: plain text, or the id of a special token."""
@@ -43,10 +46,11 @@ class Tokenizer(Protocol):
 class Guard:
     """Puts marks into client's strings, where they spell control tokens.
 
-    A mark goes behind the first character of each occurrence; a string that could be a part of one, because it begins
-    with the end of a token's text, ends with the beginning of one or lies within one, gets a mark at that edge. The
-    parts of a message count as one string. An assistant's own words may hold tokens that open and close thoughts:
-    templates look for them there, and they begin no turn.
+    A mark goes behind the first character of each occurrence. A string that could be a part of one, because it begins
+    with the end of a token's text, ends with the beginning of one or lies within one, gets a mark at that edge. Where
+    an occurrence would come about by what the template replaces, that text gets marks around it. The parts of a message
+    count as one string. An assistant's own words may hold tokens that open and close thoughts: templates look for them
+    there, and they begin no turn.
     """
 
     def __init__(self, tokens: Iterable[SpecialToken]) -> None:
@@ -54,32 +58,70 @@ class Guard:
         self._all = _Spotter(texts)
         self._turns = _Spotter([text for text in texts if not _THOUGHTS.search(text)])
 
-    def protect(self, variables: Json, mark: str) -> Json:
+    def protect(self, variables: Json, mark: str, rewrites: Rewrites) -> Json:
         """Copies of a template's variables with marks in their strings."""
-        return {
-            key: [self._message(item, mark) for item in value] if key == "messages" else self._value(value, mark)
-            for key, value in variables.items()
-        }
+        everything, turns = (_Marker(spotter, mark, rewrites) for spotter in (self._all, self._turns))
+        marked = {key: everything.value(value) for key, value in variables.items() if key != "messages"}
+        marked["messages"] = [
+            turns.value(message) if message["role"] == "assistant" else everything.value(message)
+            for message in variables["messages"]
+        ]
+        return marked
 
-    def _message(self, message: Json, mark: str) -> Json:
-        spotter = self._turns if message["role"] == "assistant" else self._all
-        return {key: self._value(value, mark, spotter) for key, value in message.items() if key != "role"} | {
-            "role": message["role"]
-        }
 
-    def _value(self, value: Any, mark: str, spotter: _Spotter | None = None) -> Any:
-        spotter = spotter or self._all
+class _Marker:
+    """Copies JSON values with marks in them."""
+
+    def __init__(self, spotter: _Spotter, mark: str, rewrites: Rewrites) -> None:
+        self._spotter, self._mark, self._rewrites = spotter, mark, rewrites
+
+    def value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return _marked(value, spotter.places(value), mark)
+            return self._text(value)
         if isinstance(value, dict):
-            return {
-                _marked_key(key, spotter, mark): item if _is_own(key, item) else self._value(item, mark, spotter)
-                for key, item in value.items()
-            }
+            return {self._key(key): item if _is_own(key, item) else self.value(item) for key, item in value.items()}
         if isinstance(value, list):
-            items = [self._value(item, mark, spotter) for item in value]
-            return _across_parts(value, items, spotter, mark)
+            return self._across_parts(value, [self.value(item) for item in value])
         return value
+
+    def _key(self, key: str) -> str:
+        """A key of a client's object. Words stay: templates ask for them by name."""
+        return key if _is_word(key) else self._text(key)
+
+    def _text(self, text: str) -> str:
+        places = self._spotter.places(text)
+        if places:
+            cuts = [0, *sorted(places), len(text)]
+            text = self._mark.join(text[start:end] for start, end in itertools.pairwise(cuts))
+        rewrites = [(old, new) for old, new in self._rewrites if old in text]
+        if rewrites and self._comes_about(text, rewrites):
+            for old, _ in rewrites:
+                text = text.replace(old, f"{self._mark}{old}{self._mark}")
+        return text
+
+    def _comes_about(self, text: str, rewrites: list[tuple[str, str]]) -> bool:
+        """Whether a control token without a mark is there after the template's replacements, one or all of them."""
+        together = text
+        for old, new in rewrites * 2:
+            together = together.replace(old, new)
+            if any(self._spotter.whole(changed) for changed in (text.replace(old, new), together)):
+                return True
+        return False
+
+    def _across_parts(self, parts: list[Any], marked: list[Any]) -> list[Any]:
+        """The marked parts, with one more mark where an occurrence begins with the last character of a part.
+
+        Where more of it is in the part, the mark of the part's own edge stands inside the occurrence already.
+        """
+        texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if len(texts) < 2 or len(texts) < len(parts):
+            return marked
+        ends = {end: number for number, end in enumerate(itertools.accumulate(map(len, texts))) if texts[number]}
+        result = list(marked)
+        for start in self._spotter.whole("".join(texts)):
+            if (number := ends.get(start + 1)) is not None:
+                result[number] = result[number] | {"text": result[number]["text"] + self._mark}
+        return result
 
 
 class _Spotter:
@@ -94,10 +136,9 @@ class _Spotter:
         self._longest = max(map(len, texts), default=0)
         self._together = "\0".join(texts)
 
-    def whole(self, text: str) -> Iterator[int]:
+    def whole(self, text: str) -> list[int]:
         """Where occurrences begin; they may overlap."""
-        if self._whole is not None:
-            yield from (match.start() for match in self._whole.finditer(text))
+        return [] if self._whole is None else [match.start() for match in self._whole.finditer(text)]
 
     def places(self, text: str) -> set[int]:
         """Where marks belong."""
@@ -169,40 +210,12 @@ def _side(text: str, *, lstrip: bool, rstrip: bool) -> Iterator[str]:
         yield text
 
 
-def _marked(text: str, places: set[int], mark: str) -> str:
-    if not places:
-        return text
-    cuts = [0, *sorted(places), len(text)]
-    return mark.join(text[start:end] for start, end in itertools.pairwise(cuts))
-
-
-def _marked_key(key: str, spotter: _Spotter, mark: str) -> str:
-    """A key of a client's object. Words stay: templates ask for them by name."""
-    return key if _is_word(key) else _marked(key, spotter.places(key), mark)
-
-
 def _is_own(key: str, value: Any) -> bool:
     return key in {"role", "type"} and isinstance(value, str) and value in _OWN_WORDS
 
 
 def _is_word(text: str) -> bool:
     return text.isalnum() or text.isidentifier()
-
-
-def _across_parts(parts: list[Any], marked: list[Any], spotter: _Spotter, mark: str) -> list[Any]:
-    """The marked parts, with one more mark where an occurrence begins with the last character of a part.
-
-    Where more of it is in the part, the mark of the part's own edge stands inside the occurrence already.
-    """
-    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    if len(texts) < 2 or len(texts) < len(parts):
-        return marked
-    ends = {end: number for number, end in enumerate(itertools.accumulate(map(len, texts))) if texts[number]}
-    result = list(marked)
-    for start in spotter.whole("".join(texts)):
-        if (number := ends.get(start + 1)) is not None:
-            result[number] = result[number] | {"text": result[number]["text"] + mark}
-    return result
 
 
 def _any_of(texts: Iterable[str]) -> str:
