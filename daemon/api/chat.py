@@ -10,18 +10,13 @@ from daemon.api.context import read_body, services_of
 from daemon.api.delivery import deliver_stream, deliver_whole, submit
 from daemon.api.names import check_model, loaded, served_name
 from daemon.api.plan import Source, plan
-from daemon.api.record import record_of
+from daemon.api.record import current_record
 from daemon.api.refused import refuse_fields, refuse_tools
 from daemon.api.sampling import read_sampling
 from daemon.api.schema import ChatFields, ChatRequest
 from daemon.api.shapes import ChatStream, Head, chat_body
 from daemon.errors import BadRequest, Unsupported
-from daemon.prompt.pool import ChatPrompt
-
-TEMPLATE_NAMES = frozenset(
-    {"enable_thinking", "thinking", "thinking_budget", "preserve_thinking", "reasoning_effort", "date_string"}
-)
-"""What a client may set in its template; anything else could be a name that a template uses for its own."""
+from daemon.prompt.pool import TEMPLATE_KWARGS, ChatPrompt
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -33,9 +28,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     chat = chat_prompt(body, data)
     logprobs = _logprobs(body)
     info = loaded(services)
-    sampling = await read_sampling(body, services.config.sampling, services.pool)
+    sampling = await read_sampling(body, services.config.sampling, services.pool, info.n_vocab)
     prompt = await services.pool.chat(chat)
-    record = record_of(request)
+    record = current_record()
     planned = plan(
         record.id, [Source(prompt.tokens)], body, sampling, info, param="messages", n=body.n, logprobs=logprobs
     )
@@ -68,8 +63,8 @@ def chat_prompt(body: ChatFields, data: dict[str, Any]) -> ChatPrompt:
 def _template_kwargs(body: ChatFields) -> dict[str, str | int | float | bool | None]:
     given = dict(body.chat_template_kwargs or {})
     for name in given:
-        if name not in TEMPLATE_NAMES:
-            allowed = ", ".join(sorted(TEMPLATE_NAMES))
+        if name not in TEMPLATE_KWARGS:
+            allowed = ", ".join(sorted(TEMPLATE_KWARGS))
             raise BadRequest(f"chat_template_kwargs takes only {allowed}.", param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         given.setdefault("reasoning_effort", body.reasoning_effort)

@@ -11,7 +11,7 @@ from daemon.api.context import read_body, services_of
 from daemon.api.delivery import deliver_stream, deliver_whole, submit
 from daemon.api.names import check_model, loaded, served_name
 from daemon.api.plan import MAX_ANSWERS, Source, check_tokens, plan
-from daemon.api.record import record_of
+from daemon.api.record import current_record
 from daemon.api.refused import refuse_fields, unsupported
 from daemon.api.sampling import read_sampling
 from daemon.api.schema import CompletionRequest
@@ -28,9 +28,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     refuse_fields(data)
     _refuse_combinations(body)
     info = loaded(services)
-    sampling = await read_sampling(body, services.config.sampling, services.pool)
+    sampling = await read_sampling(body, services.config.sampling, services.pool, info.n_vocab)
     sources = await _sources(body, services.pool, info.n_vocab)
-    record = record_of(request)
+    record = current_record()
     planned = plan(record.id, sources, body, sampling, info, param="prompt", n=body.n, logprobs=body.logprobs)
     answers = submit(planned, services, record.client)
     head = Head(record.id, "text_completion", served_name(services), info.build)
@@ -70,7 +70,7 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     if not prompt:
         raise BadRequest("The prompt is empty.", param="prompt")
     if isinstance(prompt[0], int):
-        return [cast("list[int]", prompt)]
+        return [prompt]
     return list(cast("list[str | list[int]]", prompt))
 
 

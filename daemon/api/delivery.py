@@ -13,7 +13,7 @@ from daemon.api.answer import Answer, follow_all
 from daemon.api.errors import error_object
 from daemon.api.outlet import Outlet, StreamShape, merge
 from daemon.api.plan import Planned
-from daemon.api.record import RequestRecord, record_of
+from daemon.api.record import RequestRecord, current_record
 from daemon.api.services import Services
 from daemon.api.sse import EventStream, event
 from daemon.errors import HotsetError
@@ -61,7 +61,7 @@ async def deliver_whole(
         parts[answer].append(tokens)
 
     async def ended(answer: Answer, done: Done) -> None:
-        record_of(request).add(answer)
+        current_record().add(answer)
 
     try:
         await follow_all(answers, collect, ended)
@@ -74,7 +74,7 @@ async def deliver_stream(
     request: web.Request, answers: list[Answer], shape: StreamShape, services: Services
 ) -> web.StreamResponse:
     """Stream every answer; a failure becomes one error event and the end of the stream."""
-    record = record_of(request)
+    record = current_record()
     stream = EventStream(request, services.config.http)
     try:
         async with stream:

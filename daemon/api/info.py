@@ -9,7 +9,7 @@ from aiohttp import web
 
 from daemon.api.context import services_of
 from daemon.api.errors import error_object
-from daemon.api.names import RETRY_AFTER, check_model, loaded, loading_message, served_name
+from daemon.api.names import RETRY_AFTER, check_model, loaded, loading_message, served_name, vocabulary
 from daemon.api.native_shapes import sampling_settings, slot
 from daemon.api.services import Services
 from daemon.errors import ModelLoading, NotImplementedHere
@@ -82,7 +82,7 @@ async def props(request: web.Request) -> web.Response:
     """GET /props: the model's file name without its directory, its template and the default samplers."""
     services = services_of(request)
     info = loaded(services)
-    vocab = services.pool.info
+    vocab = vocabulary(services)
     params = sampling_settings(Sampling(**services.config.sampling.model_dump()))
     params |= {"n_predict": -1, "max_tokens": -1, "stop": [], "stream": True}
     return web.json_response(

@@ -15,7 +15,7 @@ from daemon.api.body import too_large
 from daemon.api.context import services_of
 from daemon.api.errors import error_response, from_http
 from daemon.api.guard import KeyRing, check_host, check_origin
-from daemon.api.record import RequestRecord, record_of, start_record
+from daemon.api.record import RequestRecord, current_record, start_record
 from daemon.errors import HotsetError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,7 +31,7 @@ log = structlog.get_logger("hotset.request")
 @web.middleware
 async def record_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Outermost: gives the request its id, and writes one log line when it is over."""
-    record = start_record(request, uuid.uuid4().hex)
+    record = start_record(uuid.uuid4().hex)
     status = 499
     try:
         response = await handler(request)
@@ -61,7 +61,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except ConnectionError:
         raise asyncio.CancelledError("the client is gone") from None
     except Exception:
-        log.exception("handler failed", id=record_of(request).id)
+        log.exception("handler failed", id=current_record().id)
         return _error(request, HotsetError("The server failed while handling this request."))
 
 
@@ -78,7 +78,7 @@ async def check_callers(request: web.Request, handler: Handler) -> web.StreamRes
             return _preflight(request)
     if _endpoint(request) not in PUBLIC:
         key = request.app[KEYS].check(services.config, request.headers)
-        record_of(request).client = _client(request, key)
+        current_record().client = _client(request, key)
     if request.content_length is not None and request.content_length > request.client_max_size:
         raise too_large(request)
     return await handler(request)
@@ -86,7 +86,7 @@ async def check_callers(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Signal before headers go out, for streams too: the request id, and CORS for an accepted Origin."""
-    response.headers["x-request-id"] = record_of(request).id
+    response.headers["x-request-id"] = current_record().id
     response.headers["X-Content-Type-Options"] = "nosniff"
     origin = request.headers.get("Origin")
     if origin is not None and response.status != 403:
@@ -116,7 +116,7 @@ def _client(request: web.Request, key: str | None) -> str:
 
 
 def _error(request: web.Request, error: HotsetError) -> web.Response:
-    record = record_of(request)
+    record = current_record()
     record.code = error.code
     if error.code in REJECTIONS:
         services_of(request).metrics.rejected(error.code)

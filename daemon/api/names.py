@@ -7,6 +7,7 @@ from pathlib import Path
 from daemon.api.services import Services
 from daemon.errors import ModelLoading, ModelNotFound
 from daemon.messages import ModelInfo
+from daemon.prompt.pool import VocabInfo
 
 CLASSES = ("interactive", "normal", "background")
 RETRY_AFTER = 5
@@ -50,6 +51,18 @@ def loaded(services: Services) -> ModelInfo:
     info = services.supervisor.info
     if info is None:
         raise ModelLoading(loading_message(services), retry_after=RETRY_AFTER)
+    return info
+
+
+def vocabulary(services: Services) -> VocabInfo:
+    """The vocabulary of the served model.
+
+    Raises:
+        ModelLoading: the text pool has not read it yet.
+    """
+    info: VocabInfo | None = getattr(services.pool, "info", None)
+    if info is None:
+        raise ModelLoading("The vocabulary is being read.", retry_after=RETRY_AFTER)
     return info
 
 

@@ -10,10 +10,10 @@ from daemon.api.chat import chat_prompt
 from daemon.api.completions import prompt_tokens
 from daemon.api.context import read_body, services_of
 from daemon.api.delivery import deliver_stream, deliver_whole, submit
-from daemon.api.names import check_model, loaded, served_name
+from daemon.api.names import check_model, loaded, served_name, vocabulary
 from daemon.api.native_shapes import NativeStream, Settings, native_body
 from daemon.api.plan import MAX_ANSWERS, Source, check_tokens, plan
-from daemon.api.record import record_of
+from daemon.api.record import current_record
 from daemon.api.refused import refuse_fields, unsupported
 from daemon.api.sampling import read_sampling
 from daemon.api.schema import (
@@ -35,10 +35,10 @@ async def completion(request: web.Request) -> web.StreamResponse:
     check_model(body.model, services)
     refuse_fields(data)
     info = loaded(services)
-    sampling = await read_sampling(body, services.config.sampling, services.pool)
+    sampling = await read_sampling(body, services.config.sampling, services.pool, info.n_vocab)
     prompts = _prompts(body)
     sources = [await _source(prompt, services.pool, info.n_vocab) for prompt in prompts]
-    record = record_of(request)
+    record = current_record()
     logprobs = body.n_probs if body.n_probs > 0 else None
     planned = plan(record.id, sources, body, sampling, info, param="prompt", logprobs=logprobs)
     answers = submit(planned, services, record.client)
@@ -68,10 +68,10 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     """POST /detokenize."""
-    pool = services_of(request).pool
+    services = services_of(request)
     body, _ = await read_body(request, DetokenizeRequest)
-    check_tokens(body.tokens, pool.info.n_vocab, "tokens")
-    return web.json_response({"content": await pool.detokenize(body.tokens)})
+    check_tokens(body.tokens, vocabulary(services).n_vocab, "tokens")
+    return web.json_response({"content": await services.pool.detokenize(body.tokens)})
 
 
 async def apply_template(request: web.Request) -> web.Response:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, cast
-
-from aiohttp import web
+from typing import Any
 
 from daemon.api.answer import Answer
-
-_KEY = "hotset_record"
 
 
 @dataclass
@@ -54,13 +51,17 @@ class RequestRecord:
         return {name: value for name, value in values.items() if value is not None}
 
 
-def start_record(request: web.Request, request_id: str) -> RequestRecord:
-    """Attach a new record to the request."""
+_CURRENT: ContextVar[RequestRecord] = ContextVar("hotset_record")
+"""aiohttp runs each request in a task, and so in a context, of its own."""
+
+
+def start_record(request_id: str) -> RequestRecord:
+    """A new record for the request that this task handles."""
     record = RequestRecord(id=request_id, started=monotonic())
-    request[_KEY] = record
+    _CURRENT.set(record)
     return record
 
 
-def record_of(request: web.Request) -> RequestRecord:
-    """The record that the first middleware attached."""
-    return cast(RequestRecord, request[_KEY])
+def current_record() -> RequestRecord:
+    """The record that the first middleware started."""
+    return _CURRENT.get()

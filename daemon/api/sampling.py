@@ -16,7 +16,7 @@ _RANDOM_SEED = _SEEDS - 1
 _PLAIN = frozenset(Sampling.model_fields) - {"seed", "logit_bias", "dry_sequence_breakers", "top_k"}
 
 
-async def read_sampling(fields: SamplingFields, defaults: SamplingSection, pool: TextPool) -> Sampling:
+async def read_sampling(fields: SamplingFields, defaults: SamplingSection, pool: TextPool, n_vocab: int) -> Sampling:
     """What the body says over what the configuration says over llama.cpp's defaults.
 
     Raises:
@@ -27,7 +27,7 @@ async def read_sampling(fields: SamplingFields, defaults: SamplingSection, pool:
         values["top_k"] = max(fields.top_k, 0)
     if fields.dry_sequence_breakers is not None:
         values["dry_sequence_breakers"] = tuple(fields.dry_sequence_breakers)
-    bias = await read_logit_bias(fields.logit_bias, pool) if fields.logit_bias else ()
+    bias = await read_logit_bias(fields.logit_bias, pool, n_vocab) if fields.logit_bias else ()
     return Sampling(**values, seed=read_seed(fields.seed), logit_bias=bias)
 
 
@@ -43,7 +43,7 @@ def derive_seed(seed: int | None, index: int) -> int | None:
     return None if seed is None else (seed + index) % _RANDOM_SEED
 
 
-async def read_logit_bias(given: LogitBias, pool: TextPool) -> tuple[tuple[int, float], ...]:
+async def read_logit_bias(given: LogitBias, pool: TextPool, n_vocab: int) -> tuple[tuple[int, float], ...]:
     """(token id, bias) pairs from a map or from llama.cpp's list; a text counts for each of its tokens.
 
     Raises:
@@ -52,7 +52,7 @@ async def read_logit_bias(given: LogitBias, pool: TextPool) -> tuple[tuple[int, 
     result: dict[int, float] = {}
     for key, value in _pairs(given):
         bias = _bias(value)
-        for token in await _token_ids(key, pool):
+        for token in await _token_ids(key, pool, n_vocab):
             result[token] = bias
         if len(result) > MAX_BIASES:
             raise _bad(f"at most {MAX_BIASES} tokens can have a bias")
@@ -78,11 +78,11 @@ def _bias(value: object) -> float:
     return NEVER if value <= -100 else float(value)
 
 
-async def _token_ids(key: int | str, pool: TextPool) -> list[int]:
+async def _token_ids(key: int | str, pool: TextPool, n_vocab: int) -> list[int]:
     if isinstance(key, str):
         return await pool.tokenize(key, add_special=False, parse_special=False)
-    if not 0 <= key < pool.info.n_vocab:
-        raise _bad(f"token ids go from 0 to {pool.info.n_vocab - 1}")
+    if not 0 <= key < n_vocab:
+        raise _bad(f"token ids go from 0 to {n_vocab - 1}")
     return [key]
 
 

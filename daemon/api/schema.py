@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from daemon.errors import BadRequest
 
@@ -228,12 +229,13 @@ def validate(model: type[BodyT], data: dict[str, Any]) -> BodyT:
     """The typed body.
 
     Raises:
-        BadRequest: names the first field at fault; never quotes what the client sent.
+        BadRequest: names the first field at fault, as deep as it is known; never quotes what the client sent.
     """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max((fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]), key=_depth)
     path = _path(first["loc"])
     what = str(first["msg"]).removeprefix("Value error, ")
     raise BadRequest(f"{path}: {what}" if path else what, param=path or None)
@@ -242,6 +244,10 @@ def validate(model: type[BodyT], data: dict[str, Any]) -> BodyT:
 def unknown_names(model: type[Body], data: dict[str, Any]) -> set[str]:
     """Top-level names that the model does not have."""
     return data.keys() - model.model_fields.keys()
+
+
+def _depth(fault: ErrorDetails) -> int:
+    return _path(fault["loc"]).count("[") + _path(fault["loc"]).count(".")
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -102,7 +102,7 @@ class EventStream:
             self.too_slow = True
             transport = self._request.transport
             if transport is not None:
-                transport.abort()  # type: ignore[attr-defined]
+                transport.abort()
             return
         except ConnectionError:
             return

@@ -1,0 +1,280 @@
+"""Recording fakes of the parts behind the HTTP layer: text pool, admission with scripted tickets, supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon.api.services import EngineState, Services
+from daemon.config import Config
+from daemon.errors import BadRequest, HotsetError
+from daemon.messages import Candidate, Done, Failed, ModelInfo, Snapshot, Submit, TokenLogprob, Tokens
+from daemon.metrics import Metrics
+from daemon.prompt.pool import ChatPrompt, Prompt, VocabInfo
+
+BOS, EOS, N_VOCAB = 256, 257, 258
+STORY = "Once upon a time a fox, quick and brown, met a dog; the dog slept on while the fox told stories to the moon."
+Event = Tokens | Done | Failed
+Script = Callable[[Submit], Iterable[Event]]
+
+
+class FakePool:
+    """A vocabulary of the 256 bytes, BOS and EOS; a chat is written as role: content lines. Records every chat."""
+
+    def __init__(self) -> None:
+        self.info = VocabInfo(
+            n_vocab=N_VOCAB,
+            bos=BOS,
+            eos=EOS,
+            add_bos=False,
+            add_eos=False,
+            bos_token="<s>",
+            eos_token="</s>",
+            chat_template="{{ messages }}",
+            vocab_type="bpe",
+        )
+        self.chats: list[ChatPrompt] = []
+        self.tokenized: list[tuple[str, bool, bool]] = []
+        self.error: HotsetError | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def chat(self, chat: ChatPrompt) -> Prompt:
+        text = await self.render(chat)
+        return Prompt(tokens=list(text.encode()), text=text)
+
+    async def render(self, chat: ChatPrompt) -> str:
+        self.chats.append(chat)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        lines = [f"{message['role']}: {message.get('content') or ''}\n" for message in chat.messages]
+        return "".join(lines) + ("assistant:" if chat.add_generation_prompt else "")
+
+    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        self.tokenized.append((text, add_special, parse_special))
+        return list(text.encode())
+
+    async def pieces(self, tokens: list[int]) -> list[bytes]:
+        if any(token >= N_VOCAB for token in tokens):
+            raise BadRequest("no such token", param="tokens")
+        return [bytes([token]) if token < BOS else b"" for token in tokens]
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        return b"".join(await self.pieces(tokens)).decode("utf-8", "replace")
+
+
+class FakeTicket:
+    """Iterates over what its script gave and what a test pushes; ends after Done or Failed, or once cancelled."""
+
+    def __init__(self, submit: Submit, events: Iterable[Event], position: int | None) -> None:
+        self.submit = submit
+        self.position = position
+        self.cancelled = asyncio.Event()
+        self.n_read = 0
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._over = False
+        self.push(*events)
+
+    @property
+    def id(self) -> str:
+        return self.submit.id
+
+    def push(self, *events: Event) -> None:
+        for event in events:
+            self._events.put_nowait(event)
+
+    def text(self, text: str) -> None:
+        """Push one token with this text."""
+        self.push(Tokens(id=self.id, tokens=[65], text=text))
+
+    def finish(self, **changes: object) -> None:
+        """Push the Done."""
+        self.push(done(self.submit, **changes))
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self._events.put_nowait(None)
+
+    def __aiter__(self) -> FakeTicket:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._over:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if event is None:
+            self._over = True
+            raise StopAsyncIteration
+        self._over = not isinstance(event, Tokens)
+        self.n_read += 1
+        return event
+
+
+@dataclass(frozen=True)
+class FakeStatistics:
+    running: int
+    waiting: int
+    max_waiting: int
+
+
+class FakeAdmission:
+    """Answers every Submit by `script`; a script without an end leaves the ticket to the test."""
+
+    def __init__(self) -> None:
+        self.script: Script = story
+        self.error: HotsetError | None = None
+        self.error_after = 0
+        self.position: int | None = None
+        self.submits: list[Submit] = []
+        self.clients: list[str] = []
+        self.tickets: list[FakeTicket] = []
+        self.asked_to_cancel: list[str] = []
+
+    def submit(self, submit: Submit, *, client: str = "") -> FakeTicket:
+        if self.error is not None and len(self.submits) >= self.error_after:
+            raise self.error
+        ticket = FakeTicket(submit, self.script(submit), self.position)
+        self.submits.append(submit)
+        self.clients.append(client)
+        self.tickets.append(ticket)
+        return ticket
+
+    def cancel(self, request_id: str) -> bool:
+        self.asked_to_cancel.append(request_id)
+        tickets = [ticket for ticket in self.tickets if ticket.id == request_id]
+        for ticket in tickets:
+            ticket.finish(finish_reason="cancelled")
+        return bool(tickets)
+
+    def statistics(self) -> FakeStatistics:
+        live = [ticket for ticket in self.tickets if not (ticket.cancelled.is_set() or ticket._over)]
+        waiting = sum(ticket.position is not None for ticket in live)
+        return FakeStatistics(running=len(live) - waiting, waiting=waiting, max_waiting=64)
+
+    async def ticket(self, index: int = 0) -> FakeTicket:
+        """The ticket with this index, as soon as it exists."""
+        while len(self.tickets) <= index:
+            await asyncio.sleep(0)
+        return self.tickets[index]
+
+
+def model_info() -> ModelInfo:
+    """A small model with a context of 4096 tokens."""
+    return ModelInfo(
+        name="tiny-moe",
+        architecture="qwen3moe",
+        description="tiny",
+        fingerprint="f" * 16,
+        n_params=41_000_000,
+        size=25_000_000,
+        n_vocab=N_VOCAB,
+        n_ctx_train=8192,
+        n_ctx=4096,
+        kv_cells=8192,
+        kv_bytes_per_token=2048,
+        n_layer=4,
+        n_expert=16,
+        n_expert_used=2,
+        max_sequences=4,
+        n_ubatch=512,
+        bos=BOS,
+        eos=EOS,
+        devices=[],
+        build="b1-fake",
+        residency="not applicable: no device",
+    )
+
+
+@dataclass
+class FakeSupervisor:
+    info: ModelInfo | None = field(default_factory=model_info)
+    state: EngineState = "ready"
+    reason: str = ""
+    progress: float = 1.0
+    snapshot: Snapshot = Snapshot(kv_cells_used=10, kv_cells=8192)
+    restarts: int = 0
+
+
+def done(submit: Submit, **changes: object) -> Done:
+    """A Done with round numbers; `changes` replaces fields."""
+    values: dict[str, object] = {
+        "id": submit.id,
+        "finish_reason": "stop",
+        "n_prompt": len(submit.prompt),
+        "n_cached": 0,
+        "n_predicted": 3,
+        "wait_ms": 1.0,
+        "prompt_ms": 10.0,
+        "predicted_ms": 30.0,
+    }
+    return Done.model_validate(values | changes)
+
+
+def nothing(submit: Submit) -> list[Event]:
+    """A script that leaves everything to the test."""
+    return []
+
+
+def story(submit: Submit) -> list[Event]:
+    """A script that tells STORY word by word; obeys max_tokens, stop and logprobs like an engine.
+
+    With ignore_eos and a high limit it never ends.
+    """
+    words = [word if i == 0 else " " + word for i, word in enumerate(STORY.split(" "))][: submit.max_tokens]
+    text, word = _cut("".join(words), submit.stop)
+    events: list[Event] = []
+    shown = 0
+    for number, piece in enumerate(words):
+        visible = text[shown : shown + len(piece)]
+        if not visible:
+            break
+        shown += len(visible)
+        logprobs = None if submit.logprobs is None else [logprob(piece, submit.logprobs)]
+        events.append(Tokens(id=submit.id, tokens=[number], text=visible, logprobs=logprobs))
+    if submit.sampling.ignore_eos and submit.max_tokens > len(words):
+        return events
+    reason = "length" if word is None and len(words) == submit.max_tokens else "stop"
+    return [*events, done(submit, finish_reason=reason, stop_word=word, n_predicted=len(events))]
+
+
+def logprob(piece: str, n_top: int) -> TokenLogprob:
+    """A logprob whose alternatives get less likely."""
+    data = list(piece.encode())
+    top = [Candidate(token=i, bytes=data if i == 0 else [65 + i], logprob=-0.5 - i) for i in range(n_top)]
+    return TokenLogprob(token=0, bytes=data, logprob=-0.5, top=top)
+
+
+def _cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return text, None
+    at, stop = min(found)
+    return text[:at], stop
+
+
+@dataclass
+class Fakes:
+    """Everything that a test of the HTTP layer holds in its hands."""
+
+    services: Services
+    pool: FakePool
+    admission: FakeAdmission
+    supervisor: FakeSupervisor
+
+    def configure(self, **sections: dict[str, object]) -> None:
+        """Replace keys of the running configuration, section by section."""
+        data = self.services.config.model_dump()
+        for section, values in sections.items():
+            data[section] |= values
+        self.services.config = Config.model_validate(data, strict=False)
+
+
+def make_fakes(config: Config | None = None) -> Fakes:
+    """Services made of fakes."""
+    pool, admission, supervisor = FakePool(), FakeAdmission(), FakeSupervisor()
+    config = config or Config.model_validate({"model": {"path": str(Path("models") / "tiny-moe-Q4_K_M.gguf")}})
+    services = Services(config, pool, admission, supervisor, Metrics(), "0.0-test")
+    return Fakes(services, pool, admission, supervisor)
