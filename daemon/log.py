@@ -69,7 +69,9 @@ def _shared(json_lines: bool) -> list[Processor]:
 
 def _final(json_lines: bool, stream: TextIO) -> list[Processor]:
     if not json_lines:
-        return [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
+        # Plain tracebacks: the pretty ones print local variables, and with them prompts.
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False), _prefix]
 
 

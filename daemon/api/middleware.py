@@ -79,6 +79,8 @@ async def check_callers(request: web.Request, handler: Handler) -> web.StreamRes
     if _endpoint(request) not in PUBLIC:
         key = request.app[KEYS].check(services.config, request.headers)
         current_record().client = _client(request, key)
+    if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+        raise web.HTTPExpectationFailed
     if request.content_length is not None and request.content_length > request.client_max_size:
         raise too_large(request)
     return await handler(request)

@@ -66,11 +66,18 @@ def _add(app: web.Application, method: str, path: str, handler: Handler, shown: 
     if path.endswith("/models/{id}/"):
         return
     path = path.replace("/models/{id}", "/models/{id:.+}")
-    route = app.router.add_route(method, path, handler)
+    route = app.router.add_route(method, path, handler, expect_handler=_offer_continue)
     if method == "GET":
-        app.router.add_route("HEAD", path, handler)
+        app.router.add_route("HEAD", path, handler, expect_handler=_offer_continue)
     assert route.resource is not None
     app[ENDPOINTS][route.resource.canonical] = shown
+
+
+async def _offer_continue(request: web.Request) -> None:
+    """Runs before any middleware; what else a client may expect is refused by `check_callers`, in JSON."""
+    if request.version == (1, 1) and request.headers["Expect"].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
 
 
 class _Protocol(web.RequestHandler):
