@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ def main(arguments: list[str]) -> int:
     """Run the child; 0 when told to end, 1 when it could not load."""
     fd, parent = int(arguments[0]), int(arguments[1])
     faulthandler.enable()
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml would start a debugger and keep the service waiting
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides what happens
     pipe = Pipe(socket.socket(fileno=fd))

@@ -48,7 +48,7 @@ class Loop:
         self._roster = Roster(context, limits)
         self._events: list[Event] = []
         self._stopping = False
-        self._last_snapshot = float("-inf")
+        self._last_snapshot, self._was_busy = float("-inf"), False
         self._times = TimeLog()
         self._decode_seconds = self._sample_seconds = 0.0
         self._n_sampled = 0
@@ -70,6 +70,7 @@ class Loop:
         for body in bodies:
             self._obey(body)
         self._start_waiting()
+        self._was_busy = self._was_busy or self._roster.busy
         stepped = self._step()
         self._send()
         if stepped:
@@ -241,11 +242,12 @@ class Loop:
 
     def _send(self) -> None:
         now = self._clock()
-        due = now - self._last_snapshot >= SNAPSHOT_SECONDS
+        came_to_rest = self._was_busy and not self._roster.busy
+        due = came_to_rest or now - self._last_snapshot >= SNAPSHOT_SECONDS
         if not self._events and not due:
             return
         if due:
-            self._last_snapshot = now
+            self._last_snapshot, self._was_busy = now, self._roster.busy
         events, self._events = self._events, []
         self._pipe.send(Step(events=events, snapshot=self.snapshot() if due else None))
 

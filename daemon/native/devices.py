@@ -4,62 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
-from daemon.errors import ModelUnusable
+from daemon.errors import HotsetError, ModelUnusable
 from daemon.messages import Device
 from daemon.native import backends
+from daemon.native.ggml import Ggml
 from daemon.native.library import backend
 
+_CONNECT_SECONDS = 5.0
+
+
+class DeviceUnavailable(HotsetError):
+    """A configured RPC server does not answer now; it may later."""
+
+    code = "device_unavailable"
+
+
 _KINDS: dict[int, Any] = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
-
-_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
-    "ggml_backend_dev_count": ([], ctypes.c_size_t),
-    "ggml_backend_dev_get": ([ctypes.c_size_t], ctypes.c_void_p),
-    "ggml_backend_dev_by_name": ([ctypes.c_char_p], ctypes.c_void_p),
-    "ggml_backend_dev_name": ([ctypes.c_void_p], ctypes.c_char_p),
-    "ggml_backend_dev_description": ([ctypes.c_void_p], ctypes.c_char_p),
-    "ggml_backend_dev_type": ([ctypes.c_void_p], ctypes.c_int),
-    "ggml_backend_dev_memory": (
-        [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)],
-        None,
-    ),
-    "ggml_backend_cpu_buffer_type": ([], ctypes.c_void_p),
-    "ggml_backend_reg_dev_count": ([ctypes.c_void_p], ctypes.c_size_t),
-    "ggml_backend_reg_dev_get": ([ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p),
-    "ggml_backend_register": ([ctypes.c_void_p], None),
-}
-
-
-class Ggml:
-    """The few functions of libggml that llama-cpp-python does not bind."""
-
-    def __init__(self, directory: Path) -> None:
-        self._libraries = [_open(directory, name) for name in ("ggml", "ggml-base")]
-        for name, (argtypes, restype) in _SIGNATURES.items():
-            function = self._find(name)
-            function.argtypes, function.restype = argtypes, restype
-            setattr(self, name, function)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-    def _find(self, name: str) -> Any:
-        for library in self._libraries:
-            if hasattr(library, name):
-                return getattr(library, name)
-        raise ModelUnusable(f"the native library does not export {name}; run `hotset build`")
 
 
 def ggml() -> Ggml:
     """libggml of the build that is in use, its backends initialised."""
     backend()
     return Ggml(_directory())
-
-
-def _directory() -> Path:
-    return Path(os.environ["LLAMA_CPP_LIB_PATH"])
 
 
 def load_backends(spec: str) -> list[str]:
@@ -80,7 +50,8 @@ def choose(spec: str) -> list[int] | None:
     """Device pointers for `engine.device`; None leaves the choice to llama.cpp, an empty list means the CPU only.
 
     Raises:
-        ModelUnusable: no device has such a name, or an RPC server does not answer.
+        ModelUnusable: no device has such a name.
+        DeviceUnavailable: an RPC server does not answer.
     """
     if spec == "auto":
         return None
@@ -88,6 +59,10 @@ def choose(spec: str) -> list[int] | None:
         return []
     g = ggml()
     return [pointer for name in spec.split(",") for pointer in _by_name(g, name.strip())]
+
+
+def _directory() -> Path:
+    return Path(os.environ["LLAMA_CPP_LIB_PATH"])
 
 
 def _by_name(g: Ggml, name: str) -> list[int]:
@@ -101,21 +76,29 @@ def _by_name(g: Ggml, name: str) -> list[int]:
 
 
 def _rpc(g: Ggml, endpoint: str) -> list[int]:
-    library = _open(_directory(), "ggml-rpc")
-    library.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
-    library.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
-    registry = library.ggml_backend_rpc_add_server(endpoint.encode())
-    if registry is None:
-        raise ModelUnusable(f"engine.device names an RPC server at {endpoint}, which does not answer")
-    g.ggml_backend_register(registry)
-    return [g.ggml_backend_reg_dev_get(registry, i) for i in range(g.ggml_backend_reg_dev_count(registry))]
+    """The devices of an RPC server; ggml's RPC backend hands out the function that adds one by name."""
+    registry = g.ggml_backend_reg_by_name(b"RPC")
+    address = g.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_add_server") if registry else None
+    if not address:
+        raise ModelUnusable(f"engine.device names an RPC server at {endpoint}, but the build has no RPC backend")
+    _check_endpoint(endpoint)
+    server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)(endpoint.encode())
+    count = g.ggml_backend_reg_dev_count(server) if server else 0
+    if not count:
+        raise DeviceUnavailable(f"the RPC server at {endpoint} offers no device")
+    g.ggml_backend_register(server)
+    return [g.ggml_backend_reg_dev_get(server, i) for i in range(count)]
 
 
-def _open(directory: Path, name: str) -> ctypes.CDLL:
+def _check_endpoint(endpoint: str) -> None:
+    """Ggml aborts the process when it cannot connect, so this tries first."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ModelUnusable(f"engine.device: {endpoint!r} is not HOST:PORT")
     try:
-        return ctypes.CDLL(str(directory / f"lib{name}.so"))
-    except OSError as error:
-        raise ModelUnusable(f"lib{name}.so cannot be loaded ({error}); run `hotset build`") from None
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise DeviceUnavailable(f"the RPC server at {endpoint} does not answer: {error}") from None
 
 
 def _describe(g: Ggml, pointer: int) -> Device:

@@ -1,4 +1,4 @@
-"""The part of ggml's C API that the self-test needs, as a table of signatures."""
+"""The part of ggml's C API that llama-cpp-python does not bind and that we need, as a table of signatures."""
 
 from __future__ import annotations
 
@@ -41,12 +41,28 @@ SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "ggml_backend_buft_name": ((_P,), _TEXT),
     "ggml_backend_dev_backend_reg": ((_P,), _P),
     "ggml_backend_dev_buffer_type": ((_P,), _P),
+    "ggml_backend_cpu_buffer_type": ((), _P),
+    "ggml_backend_dev_by_name": ((_TEXT,), _P),
     "ggml_backend_dev_by_type": ((_INT,), _P),
+    "ggml_backend_dev_count": ((), _S),
+    "ggml_backend_dev_description": ((_P,), _TEXT),
+    "ggml_backend_dev_get": ((_S,), _P),
     "ggml_backend_dev_init": ((_P, _TEXT), _P),
+    "ggml_backend_dev_memory": ((_P, ctypes.POINTER(_S), ctypes.POINTER(_S)), None),
+    "ggml_backend_dev_name": ((_P,), _TEXT),
+    "ggml_backend_dev_type": ((_P,), _INT),
     "ggml_backend_dev_supports_op": ((_P, _P), ctypes.c_bool),
     "ggml_backend_free": ((_P,), None),
     "ggml_backend_graph_compute": ((_P, _P), _INT),
+    "ggml_backend_load": ((_TEXT,), _P),
+    "ggml_backend_reg_by_name": ((_TEXT,), _P),
+    "ggml_backend_reg_count": ((), _S),
+    "ggml_backend_reg_dev_count": ((_P,), _S),
+    "ggml_backend_reg_dev_get": ((_P, _S), _P),
+    "ggml_backend_reg_get": ((_S,), _P),
+    "ggml_backend_reg_name": ((_P,), _TEXT),
     "ggml_backend_reg_get_proc_address": ((_P, _TEXT), _P),
+    "ggml_backend_register": ((_P,), None),
     "ggml_backend_tensor_get": ((_P, _P, _S, _S), None),
     "ggml_backend_tensor_set": ((_P, _P, _S, _S), None),
 }

@@ -254,6 +254,14 @@ def test_snapshots_tell_the_slots_and_an_idle_loop_reports() -> None:
     assert idle.times.n_steps == len(bench.context.batches)
 
 
+def test_the_message_that_ends_the_last_answer_shows_that_nothing_runs() -> None:
+    bench = Bench()
+    bench.run(submit("a", [101], 2))
+    (last,) = [step for step in bench.pipe.sent if any(isinstance(e, Done) for e in step.events)]
+    assert last.snapshot is not None
+    assert last.snapshot.slots == []
+
+
 def test_cells_that_leak_end_the_engine_loudly() -> None:
     bench = Bench()
     bench.context.cells[2] = [1, 2, 3]

@@ -1,0 +1,47 @@
+"""Benchmarks: each measures one thing, against its baseline in the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+ModelOption = Annotated[Path | None, typer.Option(help="Measure with this model instead of a generated one.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("engine")
+def engine_command(
+    model: ModelOption = None,
+    sequences: Annotated[int, typer.Option(min=1, max=64)] = 8,
+    tokens: Annotated[int, typer.Option(min=1, max=4000)] = 256,
+    as_json: JsonOption = False,
+) -> None:
+    """Time a step spends outside llama.cpp: 8 sequences over a generated model with 150k tokens of vocabulary."""
+    from hotset_tools.bench import engine as bench
+    from hotset_tools.bench.models import generated, use_native_build
+
+    use_native_build()
+    result = bench.run(model or generated("overhead"), n_sequences=sequences, n_tokens=tokens)
+    typer.echo(json.dumps(result.as_json(), indent=2) if as_json else bench.table(result))
+
+
+@app.command("streams")
+def streams_command(
+    model: ModelOption = None,
+    clients: Annotated[int, typer.Option(min=1, max=64)] = 8,
+    tokens: Annotated[int, typer.Option(min=1, max=4000)] = 256,
+    rounds: Annotated[int, typer.Option(min=1, max=100)] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Tokens per second of streaming clients together, hotsetd and llama-server in turn (needs `hotset build --peer`)."""
+    from hotset_tools.bench import streams as bench
+    from hotset_tools.bench.models import use_native_build
+
+    use_native_build()
+    result = bench.run(model, n_clients=clients, n_tokens=tokens, n_rounds=rounds)
+    typer.echo(json.dumps(result.as_json(), indent=2) if as_json else bench.table(result))
