@@ -20,6 +20,41 @@ Event = Tokens | Done | Failed
 Script = Callable[[Submit], Iterable[Event]]
 
 
+class Signal:
+    """Lets tests wait for a condition that some call makes true."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Something changed."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds; it is looked at after every change."""
+        while not condition():
+            await self._changed.wait()
+
+
+class RecordingMetrics(Metrics):
+    """Real metrics that also remember how each request ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: list[tuple[str, str]] = []
+        self._signal = Signal()
+
+    def request(self, endpoint: str, outcome: str, seconds: float) -> None:
+        super().request(endpoint, outcome, seconds)
+        self.outcomes.append((endpoint, outcome))
+        self._signal.notify()
+
+    async def ended(self, outcome: str) -> None:
+        """Wait until a request has ended like this."""
+        await self._signal.wait_for(lambda: outcome in [found for _, found in self.outcomes])
+
+
 class FakePool:
     """A vocabulary of the 256 bytes, BOS and EOS; a chat is written as role: content lines. Records every chat."""
 
@@ -39,6 +74,7 @@ class FakePool:
         self.tokenized: list[tuple[str, bool, bool]] = []
         self.error: HotsetError | None = None
         self.gate: asyncio.Event | None = None
+        self.asked = asyncio.Event()
 
     async def chat(self, chat: ChatPrompt) -> Prompt:
         text = await self.render(chat)
@@ -46,6 +82,7 @@ class FakePool:
 
     async def render(self, chat: ChatPrompt) -> str:
         self.chats.append(chat)
+        self.asked.set()
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
@@ -74,6 +111,7 @@ class FakeTicket:
         self.position = position
         self.cancelled = asyncio.Event()
         self.n_read = 0
+        self._signal = Signal()
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._over = False
         self.push(*events)
@@ -82,7 +120,8 @@ class FakeTicket:
     def id(self) -> str:
         return self.submit.id
 
-    def push(self, *events: Event) -> None:
+    def push(self, *events: Event | None) -> None:
+        """Add events; None ends the iteration without a result."""
         for event in events:
             self._events.put_nowait(event)
 
@@ -110,7 +149,17 @@ class FakeTicket:
             raise StopAsyncIteration
         self._over = not isinstance(event, Tokens)
         self.n_read += 1
+        self._signal.notify()
         return event
+
+    async def read(self, count: int) -> None:
+        """Wait until this many events have been taken."""
+        await self._signal.wait_for(lambda: self.n_read >= count)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._over or self.cancelled.is_set()
 
 
 @dataclass(frozen=True)
@@ -132,6 +181,7 @@ class FakeAdmission:
         self.clients: list[str] = []
         self.tickets: list[FakeTicket] = []
         self.asked_to_cancel: list[str] = []
+        self._signal = Signal()
 
     def submit(self, submit: Submit, *, client: str = "") -> FakeTicket:
         if self.error is not None and len(self.submits) >= self.error_after:
@@ -140,6 +190,7 @@ class FakeAdmission:
         self.submits.append(submit)
         self.clients.append(client)
         self.tickets.append(ticket)
+        self._signal.notify()
         return ticket
 
     def cancel(self, request_id: str) -> bool:
@@ -150,14 +201,13 @@ class FakeAdmission:
         return bool(tickets)
 
     def statistics(self) -> FakeStatistics:
-        live = [ticket for ticket in self.tickets if not (ticket.cancelled.is_set() or ticket._over)]
+        live = [ticket for ticket in self.tickets if not ticket.over]
         waiting = sum(ticket.position is not None for ticket in live)
         return FakeStatistics(running=len(live) - waiting, waiting=waiting, max_waiting=64)
 
     async def ticket(self, index: int = 0) -> FakeTicket:
         """The ticket with this index, as soon as it exists."""
-        while len(self.tickets) <= index:
-            await asyncio.sleep(0)
+        await self._signal.wait_for(lambda: len(self.tickets) > index)
         return self.tickets[index]
 
 
@@ -194,7 +244,7 @@ class FakeSupervisor:
     state: EngineState = "ready"
     reason: str = ""
     progress: float = 1.0
-    snapshot: Snapshot = Snapshot(kv_cells_used=10, kv_cells=8192)
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot(kv_cells_used=10, kv_cells=8192))
     restarts: int = 0
 
 
@@ -263,6 +313,7 @@ class Fakes:
     pool: FakePool
     admission: FakeAdmission
     supervisor: FakeSupervisor
+    metrics: RecordingMetrics
 
     def configure(self, **sections: dict[str, object]) -> None:
         """Replace keys of the running configuration, section by section."""
@@ -276,5 +327,6 @@ def make_fakes(config: Config | None = None) -> Fakes:
     """Services made of fakes."""
     pool, admission, supervisor = FakePool(), FakeAdmission(), FakeSupervisor()
     config = config or Config.model_validate({"model": {"path": str(Path("models") / "tiny-moe-Q4_K_M.gguf")}})
-    services = Services(config, pool, admission, supervisor, Metrics(), "0.0-test")
-    return Fakes(services, pool, admission, supervisor)
+    metrics = RecordingMetrics()
+    services = Services(config, pool, admission, supervisor, metrics, "0.0-test")
+    return Fakes(services, pool, admission, supervisor, metrics)

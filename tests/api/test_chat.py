@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -474,12 +475,9 @@ async def test_one_failed_answer_gives_up_the_others(daemon: Daemon) -> None:
 
 async def test_ticket_that_ends_without_a_result(daemon: Daemon) -> None:
     daemon.fakes.admission.script = nothing
-    reply = None
 
     async def stop() -> None:
-        (await daemon.fakes.admission.ticket()).push(None)  # type: ignore[arg-type]
-
-    import asyncio
+        (await daemon.fakes.admission.ticket()).push(None)
 
     reply, _ = await asyncio.gather(daemon.chat(), stop())
     assert (reply.status, reply.json()["error"]["code"]) == (500, "engine_failed")
