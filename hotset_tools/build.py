@@ -18,6 +18,7 @@ from hotset_tools.compiling import Compilation, compiler_environment
 from hotset_tools.plan import Plan, Request, machine, make_plan
 from hotset_tools.reporter import Reporter, Silent
 from hotset_tools.selftest import Check, Settled
+from hotset_tools.toolchain import Toolchain
 
 WRAPPER = Path(__file__).parent / "native"
 PROGRAMS = {"hotset": ("ggml-rpc-server",), "peer": ("llama-server", "llama-bench")}
@@ -38,12 +39,14 @@ _PEER_OPTIONS = {
 
 @dataclass
 class Builder:
-    """Builds into one cache. `check` tests a library; `fetch` gets the sdist."""
+    """Builds into one cache. `check` tests a library, `fetch` gets the sdist, the rest looks at the machine."""
 
     root: Path
     reporter: Reporter = field(default_factory=Silent)
     check: Check = selftest.check
     fetch: Callable[[Path], Path] = source.fetch
+    survey: Callable[..., Toolchain] = toolchain.survey
+    machine: Callable[[], tuple[frozenset[str], bool]] = machine
 
     def build(self, request: Request) -> list[Build]:
         """Everything asked for: the library, and with `peer` the peer; what is there already is only selected.
@@ -51,11 +54,11 @@ class Builder:
         Raises:
             ToolsMissing, SourceUnavailable, PatchFailed, BuildFailed, SelftestFailed: with what to do.
         """
-        tools = toolchain.survey(glslc=request.glslc, vulkan_include=request.vulkan_include)
+        tools = self.survey(glslc=request.glslc, vulkan_include=request.vulkan_include)
         kinds = (False, True) if request.peer else (False,)
-        announced, x86 = machine()
+        announced, x86 = self.machine()
         plans = [make_plan(request, tools, announced, x86=x86, peer=peer) for peer in kinds]
-        for note in plans[0].notes:
+        for note in dict.fromkeys(note for plan in plans for note in plan.notes):
             self.reporter.note(note)
         return [self._one(plan, request) for plan in plans]
 

@@ -16,7 +16,7 @@ from hotset_tools.shaders import verdict
 
 
 def command(
-    backend: Annotated[str, typer.Option(help="auto, cpu, vulkan, hip or cuda; the CPU and RPC are always in.")] = "auto",
+    backend: Annotated[str, typer.Option(help="auto, cpu, vulkan, hip or cuda; CPU and RPC are always in.")] = "auto",
     peer: Annotated[bool, typer.Option("--peer", help="Also llama-server and llama-bench, unpatched.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print build.json and where it is.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Build again even if it is in the cache.")] = False,

@@ -21,6 +21,11 @@ class ToolsMissing(HotsetError):
     code = "tools_missing"
 
 
+_PEER_HEADERS = (
+    "its unpatched source needs Vulkan headers from 1.3.272 on; --vulkan-include DIR names a directory with newer ones."
+)
+
+
 @dataclass(frozen=True)
 class Request:
     """What was asked for. `backend` is "auto" or one of BACKENDS; every build has the CPU and RPC too."""
@@ -56,6 +61,11 @@ def make_plan(request: Request, tools: Toolchain, announced: frozenset[str], *, 
         ToolsMissing: names everything that is missing for what was asked.
     """
     chosen, notes = choose_backends(request.backend, tools)
+    if peer and "vulkan" in chosen and toolchain.LAYER_SETTINGS not in tools.has:
+        if request.backend == "vulkan":
+            raise ToolsMissing(f"The peer cannot be built for Vulkan: {_PEER_HEADERS}")
+        chosen.remove("vulkan")
+        notes.append(f"The peer is built without vulkan: {_PEER_HEADERS}")
     flags = _compilable(cpuflags.choose(announced, x86=x86), tools)
     glslc = shaders.probe(tools.tools["glslc"]) if "vulkan" in chosen else None
     options = _options(chosen, tools)
@@ -125,8 +135,10 @@ def _options(backends: list[str], tools: Toolchain) -> dict[str, str]:
     }
     options |= {f"GGML_{name.upper()}": "ON" if name in backends else "OFF" for name in BACKENDS}
     if "vulkan" in backends:
-        options |= {"Vulkan_GLSLC_EXECUTABLE": tools.tools["glslc"]}
-        options |= {"Vulkan_INCLUDE_DIR": path for path in tools.include if Path(path, "vulkan").is_dir()}
+        options["Vulkan_GLSLC_EXECUTABLE"] = tools.tools["glslc"]
+        # Only a directory that was named is told; cmake finds the system's by itself.
+        if include := next((path for path in tools.include if Path(path, "vulkan").is_dir()), None):
+            options["Vulkan_INCLUDE_DIR"] = include
     if "hip" in backends and (architectures := amd_architectures()):
         options["GPU_TARGETS"] = ";".join(architectures)
     if "cuda" in backends and tools.nvidia_device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,8 @@ NEEDS: dict[str, Need] = {
     "ninja": Need("ninja", {"debian": "ninja-build", "fedora": "ninja-build", "arch": "ninja"}),
     "glslc": Need("glslc, the shader compiler", {"debian": "glslc", "fedora": "glslc", "arch": "shaderc"}),
     "vulkan headers": Need(
-        "the Vulkan headers", {"debian": "libvulkan-dev", "fedora": "vulkan-headers", "arch": "vulkan-headers"}
+        "the Vulkan headers, 1.3.239 or newer",
+        {"debian": "libvulkan-dev", "fedora": "vulkan-headers", "arch": "vulkan-headers"},
     ),
     "vulkan loader": Need(
         "the Vulkan loader's library",
@@ -53,12 +55,25 @@ _BY_BACKEND = {
     "hip": ("hipcc", "hipblas headers", "rocblas headers"),
     "cuda": ("nvcc",),
 }
+_OLDEST_VULKAN = 239
+"""VK_HEADER_VERSION of Debian 12, the oldest that the patched source was compiled with."""
+LAYER_SETTINGS = "vulkan layer settings"
+"""In `Toolchain.has` when the Vulkan headers are new enough for the unpatched source too (1.3.272)."""
+
 _HEADERS = {
-    "vulkan headers": "vulkan/vulkan.hpp",
     "spirv headers": "spirv/unified1/spirv.hpp",
     "hipblas headers": "hipblas/hipblas.h",
     "rocblas headers": "rocblas/rocblas.h",
 }
+_VULKAN_PROBE = """\
+#if __has_include(<vulkan/vulkan.hpp>) && __has_include(<vulkan/vulkan_core.h>)
+#include <vulkan/vulkan_core.h>
+vulkan_header VK_HEADER_VERSION
+#ifdef VK_EXT_layer_settings
+has_layer_settings
+#endif
+#endif
+"""
 _INSTALL = {"debian": "sudo apt-get install", "fedora": "sudo dnf install", "arch": "sudo pacman -S"}
 
 
@@ -169,10 +184,15 @@ def _sdk(environ: Mapping[str, str], name: str) -> str | None:
 
 
 def _headers(cxx: str, include: tuple[str, ...]) -> set[str]:
-    """Names of _HEADERS that the preprocessor finds; one run for all."""
-    lines = [f"#if __has_include(<{path}>)\nfound {path}\n#endif" for path in _HEADERS.values()]
-    result = _run([cxx, *(f"-I{path}" for path in include), "-x", "c++", "-E", "-"], "\n".join(lines) + "\n")
-    return {name for name, path in _HEADERS.items() if f"found {path}" in result.stdout}
+    """Names of _HEADERS that the preprocessor finds, and how old Vulkan's are; one run for all."""
+    lines = [f"#if __has_include(<{path}>)\nfound {path}\n#endif\n" for path in _HEADERS.values()]
+    result = _run([cxx, *(f"-I{path}" for path in include), "-x", "c++", "-E", "-"], _VULKAN_PROBE + "".join(lines))
+    found = {name for name, path in _HEADERS.items() if f"found {path}" in result.stdout}
+    version = re.search(r"^vulkan_header (\d+)", result.stdout, re.MULTILINE)
+    if version and int(version[1]) >= _OLDEST_VULKAN:
+        found.add("vulkan headers")
+        found |= {LAYER_SETTINGS} if "has_layer_settings" in result.stdout else set()
+    return found
 
 
 def _loader(cxx: str, environ: Mapping[str, str]) -> set[str]:

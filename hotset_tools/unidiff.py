@@ -108,7 +108,7 @@ def _file(lines: list[str], at: int) -> FileDiff:
     if at + 1 >= len(lines) or not lines[at + 1].startswith("+++ "):
         raise PatchFailed(f"line {at + 1} of the diff has no +++ line after it")
     old, new = _name(lines[at], "a/"), _name(lines[at + 1], "b/")
-    if old is None and new is None or (old and new and old != new):
+    if (old is None and new is None) or (old and new and old != new):
         raise PatchFailed(f"line {at + 1} of the diff names two different files, or none")
     return FileDiff(old, new)
 

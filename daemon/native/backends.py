@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from daemon.errors import HotsetError
+from daemon.native.ggml import Ggml
 
 # In the order in which llama.cpp itself registers them: cards first, the CPU last.
 ORDER = ("cuda", "hip", "rpc", "vulkan", "cpu")
@@ -32,36 +33,22 @@ def load(directory: Path, wanted: Collection[str] | None = None) -> list[str]:
     Raises:
         BackendMissing: no CPU backend: the build is damaged or was compiled for another processor.
     """
-    library = _open(directory)
+    ggml = Ggml(directory)
     if _in_modules(directory):
         for name in ORDER:
             file = directory / f"libggml-{name}.so"
             if file.exists() and (wanted is None or name in wanted or name == "cpu"):
-                library.ggml_backend_load(str(file).encode())
-    names = registered(library)
+                ggml.ggml_backend_load(str(file).encode())
+    names = registered(ggml)
     if "CPU" not in names:
         raise BackendMissing("the native build has no CPU backend that runs here; run `hotset build --force`")
     return names
 
 
-def registered(library: ctypes.CDLL) -> list[str]:
+def registered(ggml: Ggml) -> list[str]:
     """Names of the backends that libggml knows now, in its order."""
-    return [
-        library.ggml_backend_reg_name(library.ggml_backend_reg_get(index)).decode()
-        for index in range(library.ggml_backend_reg_count())
-    ]
-
-
-def _open(directory: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(directory / "libggml.so"))
-    base = ctypes.CDLL(str(directory / "libggml-base.so"))
-    library.ggml_backend_load.argtypes, library.ggml_backend_load.restype = [ctypes.c_char_p], ctypes.c_void_p
-    library.ggml_backend_reg_count.argtypes, library.ggml_backend_reg_count.restype = [], ctypes.c_size_t
-    library.ggml_backend_reg_get.argtypes = [ctypes.c_size_t]
-    library.ggml_backend_reg_get.restype = ctypes.c_void_p
-    base.ggml_backend_reg_name.argtypes, base.ggml_backend_reg_name.restype = [ctypes.c_void_p], ctypes.c_char_p
-    library.ggml_backend_reg_name = base.ggml_backend_reg_name
-    return library
+    entries = (ggml.ggml_backend_reg_get(index) for index in range(ggml.ggml_backend_reg_count()))
+    return [ggml.ggml_backend_reg_name(entry).decode() for entry in entries]
 
 
 def _in_modules(directory: Path) -> bool:
