@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from daemon.errors import TemplateFailed
+
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f\ufdd0-\ufdef\U00100000-\U0010ffff]")
+"""What is escaped in ASCII; not the characters of `daemon.prompt.marks`, which must be found again."""
 
 Clock = Callable[[], datetime.datetime]
 """Local wall-clock time, which is what templates print."""
@@ -106,9 +110,10 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON with the text left as it is: no HTML escapes, no \\u escapes unless asked for."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_no_json
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys, default=_no_json
     )
+    return _BEYOND_ASCII.sub(lambda match: json.dumps(match.group())[1:-1], text) if ensure_ascii else text
 
 
 def _rewrites(tree: nodes.Template) -> Iterator[tuple[str, str]]:

@@ -158,9 +158,9 @@ class _Spotter:
         return places
 
 
-def parted(text: str, tokens: Iterable[SpecialToken], mark: str) -> list[Piece]:
+def parted(text: str, tokens: Iterable[SpecialToken]) -> list[Piece]:
     """`text` cut at its special tokens, as llama.cpp cuts: the longest text first, white space beside a token that
-    eats it dropped. A token's text with `mark` inside it is plain text; marks are left in.
+    eats it dropped. A token's text with a mark inside it is not that text; marks are left in.
     """
     pieces: list[Piece] = [text]
     for token in tokens:
@@ -180,7 +180,7 @@ def tokenize(vocab: Tokenizer, text: str, mark: str) -> list[int]:
     ends = vocab.tokenize("", add_special=True, parse_special=True)
     ids = ends[:1] if vocab.add_bos else []
     tail = ends[len(ids) :]
-    for piece in parted(text, vocab.special_tokens, mark):
+    for piece in parted(text, vocab.special_tokens):
         if isinstance(piece, int):
             ids.append(piece)
         elif plain := piece.replace(mark, ""):
@@ -189,25 +189,16 @@ def tokenize(vocab: Tokenizer, text: str, mark: str) -> list[int]:
 
 
 def _cut(piece: Piece, token: SpecialToken) -> Iterator[Piece]:
-    if isinstance(piece, int):
-        yield piece
-        return
-    first, *rest = piece.split(token.text)
-    yield from _side(first, lstrip=False, rstrip=bool(rest) and bool(token.attr & Attr.LSTRIP))
-    for number, part in enumerate(rest):
+    """The piece cut at each occurrence. What the token eats behind it is gone before the next one is looked for."""
+    rest = piece
+    while isinstance(rest, str) and token.text in rest:
+        before, _, rest = rest.partition(token.text)
+        if before := before.rstrip(_SPACE) if token.attr & Attr.LSTRIP else before:
+            yield before
         yield token.id
-        last = number == len(rest) - 1
-        yield from _side(
-            part, lstrip=bool(token.attr & Attr.RSTRIP), rstrip=not last and bool(token.attr & Attr.LSTRIP)
-        )
-
-
-def _side(text: str, *, lstrip: bool, rstrip: bool) -> Iterator[str]:
-    """The text beside a token; what a token's attribute calls left is the end of the text before it."""
-    text = text.lstrip(_SPACE) if lstrip else text
-    text = text.rstrip(_SPACE) if rstrip else text
-    if text:
-        yield text
+        rest = rest.lstrip(_SPACE) if token.attr & Attr.RSTRIP else rest
+    if rest != "":
+        yield rest
 
 
 def _is_own(key: str, value: Any) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "templates"
-CLOCK = datetime.datetime(2024, 3, 5, 14, 7, 9)  # noqa: DTZ001 - a wall clock is what templates print
+CLOCK = datetime.datetime(2024, 3, 5, 14, 7, 9)
 FAMILIES = (
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "GLM-4.6",
@@ -94,7 +94,7 @@ def record(server: str, model: str, template: Path | None, cases: dict[str, Any]
     """What the server answers to every case, with what is needed to repeat it."""
     source = "" if template is None else template.read_text("utf-8")
     option = [] if template is None else ["--chat-template-file", str(template)]
-    today = datetime.datetime.now()  # noqa: DTZ005 - the server prints local time
+    today = datetime.datetime.now()
     with running(server, model, option) as url:
         properties = post(f"{url}/props", None)
         answers = {name: prompt(url, case) for name, case in cases.items()}
