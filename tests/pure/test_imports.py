@@ -1,0 +1,73 @@
+"""Imports point one way, and only daemon/native knows the library."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = {"daemon.errors", "daemon.messages", "daemon.frames", "daemon.config", "daemon.text", "daemon.model_files", "daemon"}
+ALLOWED = {
+    "daemon.errors": set(),
+    "daemon.text": set(),
+    "daemon.messages": set(),
+    "daemon.frames": set(),
+    "daemon.config": {"daemon.errors"},
+    "daemon.model_files": {"daemon.config", "daemon.errors", "daemon.messages"},
+    "daemon.log": BASE,
+    "daemon.metrics": BASE,
+    "daemon.native": BASE,
+    "daemon.engine": BASE | {"daemon.native"},
+    "daemon.supervisor": BASE,
+    "daemon.admission": BASE | {"daemon.supervisor"},
+    "daemon.prompt": BASE | {"daemon.native"},
+    "daemon.api": BASE | {"daemon.prompt", "daemon.admission", "daemon.supervisor", "daemon.metrics", "daemon.log"},
+}
+WIRING = {"daemon.app", "daemon.__main__"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module in ("daemon",))
+
+
+def owner(module: str) -> str:
+    """daemon.engine.loop -> daemon.engine."""
+    return ".".join(module.split(".")[:2])
+
+
+def modules(top: str) -> list[Path]:
+    return sorted((ROOT / top).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules("daemon"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path) -> None:
+    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    me = owner(dotted)
+    if me in WIRING or dotted == "daemon.__init__":
+        return
+    known = {owner(name) for name in imports(path) if name.startswith("daemon")}
+    exist = {name for name in known if name == "daemon" or (ROOT / name.replace(".", "/")).exists()
+             or (ROOT / (name.replace(".", "/") + ".py")).exists()}  # fmt: skip
+    assert exist - {me, "daemon"} <= ALLOWED[me]
+
+
+@pytest.mark.parametrize("path", modules("daemon"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_library_and_the_web_server_have_one_home(path: Path) -> None:
+    parts = path.relative_to(ROOT).parts
+    top = {name.split(".")[0] for name in imports(path)}
+    if "native" not in parts:
+        assert not top & {"ctypes", "llama_cpp"}
+    if "api" not in parts and path.name != "app.py":
+        assert "aiohttp" not in top
+    assert "hotset_tools" not in top
+    assert not top & {"pickle", "diskcache", "shelve"}
