@@ -210,6 +210,14 @@ def _tokens(change: Callable[[list[str]], list[Any]], message: str) -> Broken:
     return _key("tokenizer.ggml.tokens", array(STRING, change(tokens)), message)
 
 
+def _badly_aligned(file: MiniFile) -> bytes:
+    """A file that keeps an alignment of 8, with its data 8 bytes off a multiple of 32."""
+    head = file.with_key("general.alignment", u32(8))
+    missing = (8 - len(head.head())) % 32
+    head = head.with_key("general.name", scalar(STRING, "n" * (len("random mini") + missing)))
+    return head.head() + b"".join(tensor.data for tensor in file.tensors)
+
+
 def _more_tokens(count: int, message: str) -> Broken:
     def make(file: MiniFile) -> bytes:
         vocab = make_vocab(MOE.n_vocab + count)
@@ -262,14 +270,19 @@ BROKEN: dict[str, Broken] = {
     "unknown element type": _raw_key(struct.pack("<IIQ", ARRAY, 77, 1), "unknown type 77"),
     "key twice": Broken(lambda f: replace(f, keys=(*f.keys, f.keys[0])).to_bytes(), "is there twice"),
     "key without a name": Broken(lambda f: replace(f, keys=(*f.keys, (b"", u32(1)))).to_bytes(), "has no name"),
-    "key not UTF-8": Broken(lambda f: replace(f, keys=(*f.keys, (b"\xff\xfe", u32(1)))).to_bytes(), "is not UTF-8"),
+    "key not UTF-8": Broken(lambda f: replace(f, keys=(*f.keys, (b"\xff\xfe", u32(1)))).to_bytes(), "no plain text"),
+    "key twice for a C string": Broken(
+        lambda f: replace(f, keys=((b"general.architecture\0a", u32(1)), *f.keys)).to_bytes(), "no plain text"
+    ),
     "alignment 0": _key("general.alignment", u32(0), "not a power of two"),
     "alignment 48": _key("general.alignment", u32(48), "not a power of two"),
     "alignment of a wrong type": _key("general.alignment", scalar(STRING, "32"), "must be u32, not string"),
+    "alignment 8": Broken(_badly_aligned, "does not lie at a multiple of 32 bytes"),
     "alignment that is not the file's": _key("general.alignment", u32(4096), "starts at|cut off"),
     # tensor table
     "tensor twice": Broken(lambda f: replace(f, tensors=(*f.tensors, f.tensors[-1])).to_bytes(), "is there twice"),
     "tensor name too long": _tensor("the name of tensor 16 claims 64 bytes", name=b"x" * 64),
+    "tensor name with a zero byte": _tensor("no plain text", name=b"blk.1.attn_q.weight\0"),
     "tensor type 31": _tensor("unknown type 31", kind=31),
     "tensor type 2^31": _tensor("unknown type 2147483648", kind=1 << 31),
     "no dimensions": _tensor("has 0 dimensions", dims=()),
@@ -282,6 +295,12 @@ BROKEN: dict[str, Broken] = {
     "overlapping tensors": _tensor("overlaps the one before", offset=0),
     "a gap between tensors": _tensor("leaves a gap", offset=1 << 20),
     "an offset of 2^64": _tensor("leaves a gap", offset=(1 << 64) - 32),
+    "a norm in F16": Broken(
+        lambda f: f.with_tensor("blk.0.attn_norm.weight", kind=1, data=bytes(128)).to_bytes(), "must be F32"
+    ),
+    "weights that are whole numbers": Broken(
+        lambda f: f.with_tensor("blk.0.attn_q.weight", kind=26, data=bytes(64 * 64 * 4)).to_bytes(), "none for weights"
+    ),
     # sizes
     "no architecture": _no_key("general.architecture", "general.architecture"),
     "architecture of a wrong type": _key("general.architecture", u32(1), "general.architecture must be string"),
@@ -321,6 +340,7 @@ BROKEN: dict[str, Broken] = {
     "no tokens": _no_key(_TOKENS_KEY, "tokenizer.ggml.tokens is missing"),
     "tokens that are numbers": _key(_TOKENS_KEY, array(UINT32, [1, 2]), "must be array of string"),
     "an empty vocabulary": _key(_TOKENS_KEY, array(STRING, []), "no tokens"),
+    "token twice for a C string": _tokens(lambda t: [*t[:300], "a\0b", *t[301:]], "has the token 'a' twice"),
     "token twice": _tokens(lambda t: [*t[:-1], t[0]], "tokenizer.ggml.tokens has .* twice"),
     "more tokens than rows": _more_tokens(1, "401 tokens.*400 rows"),
     "special tokens outside the vocabulary": _tokens(lambda t: t[:300], "bos_token_id is 397"),

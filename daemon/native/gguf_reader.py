@@ -56,10 +56,10 @@ class Value:
         return VALUE_NAMES[self.kind] if self.n is None else f"array of {VALUE_NAMES[self.kind]}"
 
     def scalar(self) -> Scalar:
-        """The value; a string that is not UTF-8 has replacement characters."""
+        """The value; a string ends at a zero byte, and has replacement characters where it is not UTF-8."""
         assert self.n is None
         if self.kind == STRING:
-            return self.raw[8:].decode("utf-8", "replace")
+            return c_string(self.raw[8:]).decode("utf-8", "replace")
         if self.kind == BOOL:
             return self.raw[0] != 0
         number: int | float = struct.unpack("<" + SCALARS[self.kind], self.raw)[0]
@@ -117,6 +117,11 @@ class Head:
     def fail(self, what: str) -> ModelUnusable:
         """The error that says `what` of this file."""
         return ModelUnusable(printable(f"{self.label}: {what}", MAX_MESSAGE))
+
+
+def c_string(raw: bytes) -> bytes:
+    """The text as llama.cpp sees it: up to the first zero byte."""
+    return raw.partition(b"\0")[0]
 
 
 def read_head(path: Path) -> Head:
@@ -185,10 +190,14 @@ class _Parser:
         raw = self._cursor.string(MAX_KEY, lambda: f"the name of key {index}")
         if not raw:
             raise self._cursor.fail(f"key {index} has no name")
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise self._cursor.fail(f"the name of key {index} is not UTF-8: {printable(raw)}") from None
+        return self._name(raw, f"key {index}")
+
+    def _name(self, raw: bytes, what: str) -> str:
+        """A name of a key or tensor, which must be plain text: llama.cpp compares names up to a zero byte."""
+        name = raw.decode("utf-8", "replace")
+        if not name.isprintable() or name.encode() != raw:
+            raise self._cursor.fail(f"the name of {what} is no plain text: {printable(raw)}")
+        return name
 
     def _value(self, key: str) -> Value:
         cursor = self._cursor
@@ -246,7 +255,7 @@ class _Parser:
     def _tensor(self, index: int, seen: set[str]) -> TensorEntry:
         """One line; its offset is still relative to the data."""
         cursor = self._cursor
-        name = printable(cursor.string(MAX_NAME, lambda: f"the name of tensor {index}"), MAX_NAME)
+        name = self._name(cursor.string(MAX_NAME, lambda: f"the name of tensor {index}"), f"tensor {index}")
         if name in seen:
             raise cursor.fail(f"the tensor {name} is there twice")
         seen.add(name)
@@ -279,6 +288,8 @@ class _Parser:
             if entry.offset != expected:
                 how = "overlaps the one before" if entry.offset < expected else "leaves a gap"
                 raise cursor.fail(f"tensor {entry.name} starts at {entry.offset} and not {expected}: it {how}")
+            if (data + entry.offset) % DEFAULT_ALIGNMENT:
+                raise cursor.fail(f"tensor {entry.name} does not lie at a multiple of {DEFAULT_ALIGNMENT} bytes")
             end = data + entry.offset + entry.size
             if end > cursor.size:
                 message = f"tensor {entry.name} needs bytes up to {end}, the file has {cursor.size}"

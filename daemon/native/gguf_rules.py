@@ -14,7 +14,8 @@ MAX_HEADS = 65_536
 MAX_HEAD_SIZE = 65_536
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 GATING_FUNCTIONS = 4
-_NO_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "F64"}  # intermediate results of llama.cpp, or never multiplied
+_NO_WEIGHTS = frozenset({"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"})  # llama.cpp cannot multiply them
+_TABLES = ("d2t", "tid2eid")  # what holds whole numbers on purpose has one of these in its name
 
 # Architectures whose graph asserts that keys, values and the rotated part of a head have the same size.
 UNIFORM_HEADS = frozenset(
@@ -66,13 +67,21 @@ def check_tensors(metadata: Metadata, tensors: Iterable[TensorEntry], sizes: Siz
         ModelUnusable: they do not.
     """
     for tensor in tensors:
-        if len(tensor.dims) > 1 and tensor.quant.name in _NO_WEIGHTS:
-            raise metadata.fail(f"tensor {tensor.name} has the type {tensor.quant.name}, which holds no weights")
+        _check_type(metadata, tensor)
         if tensor.name == "token_embd.weight" and tensor.dims[-1] != n_vocab:
             raise metadata.fail(f"the vocabulary has {n_vocab} tokens and token_embd.weight {tensor.dims[-1]} rows")
         if tensor.name.endswith("_exps.weight") and len(tensor.dims) == 3 and tensor.dims[2] != sizes.n_expert:
             what = f"tensor {tensor.name} has {tensor.dims[2]} experts"
             raise metadata.fail(f"{what}, and {metadata.name('.expert_count')} is {sizes.n_expert}")
+
+
+def _check_type(metadata: Metadata, tensor: TensorEntry) -> None:
+    """Norms and biases are added and multiplied as F32; other weights need a type with a matrix product."""
+    kind = tensor.quant.name
+    if tensor.name.endswith(("norm.weight", ".bias")) and kind != "F32":
+        raise metadata.fail(f"tensor {tensor.name} has the type {kind}, norms and biases must be F32")
+    if kind in _NO_WEIGHTS and not any(table in tensor.name for table in _TABLES):
+        raise metadata.fail(f"tensor {tensor.name} has the type {kind}, which is none for weights")
 
 
 def _check_kind(metadata: Metadata) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from daemon.native.gguf_cursor import printable
 from daemon.native.gguf_metadata import Metadata
-from daemon.native.gguf_reader import Value
+from daemon.native.gguf_reader import Value, c_string
 from daemon.native.gguf_types import FLOAT32, INT32, STRING
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -39,7 +39,7 @@ def check_vocabulary(metadata: Metadata) -> int:
 
 def _check_tokens(metadata: Metadata, tokens: Value, model: str) -> None:
     """Tokens must differ; llama.cpp calls an empty one by its number."""
-    texts = [text or b"[EMPTY_%d]" % index for index, text in enumerate(tokens.strings())]
+    texts = [c_string(text) or b"[EMPTY_%d]" % index for index, text in enumerate(tokens.strings())]
     distinct = set(texts)
     if len(distinct) != len(texts):
         twice = next(text for text, times in Counter(texts).items() if times > 1)
