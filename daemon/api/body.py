@@ -12,6 +12,8 @@ from aiohttp import web
 from daemon.errors import BadRequest, HotsetError, PayloadTooLarge
 
 MAX_DEPTH = 64
+MAX_CONTAINERS = 500_000
+"""Brackets in a body; far more than any chat has, few enough to walk without holding other streams up for long."""
 MAX_DIGITS = 400
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -52,8 +54,11 @@ def parse(raw: bytes) -> dict[str, Any]:
 
     Raises:
         BadRequest: no UTF-8, no JSON, no object, duplicate keys, NaN or Infinity, numbers out of range, lone
-            surrogates, or more than `MAX_DEPTH` levels.
+            surrogates, more than `MAX_DEPTH` levels or `MAX_CONTAINERS` containers.
     """
+    n_containers = raw.count(b"[") + raw.count(b"{")
+    if n_containers > MAX_CONTAINERS:
+        raise BadRequest(f"The body holds more than {MAX_CONTAINERS} opening brackets.")
     try:
         value = json.loads(
             raw.decode("utf-8"),
@@ -70,7 +75,8 @@ def parse(raw: bytes) -> dict[str, Any]:
         raise _too_deep() from None
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
-    _check_depth(raw, value)
+    if n_containers > MAX_DEPTH:
+        _check_depth(value)
     _check_surrogates(raw, value)
     return value
 
@@ -107,10 +113,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_depth(raw: bytes, value: dict[str, Any]) -> None:
-    """Walk the containers, but only where there are enough brackets for it to matter."""
-    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
-        return
+def _check_depth(value: dict[str, Any]) -> None:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in _children(node) if isinstance(child, dict | list)]

@@ -67,6 +67,7 @@ NOT_JSON = {
     "65 levels": GOOD + b',"x":' + b"[" * 64 + b"]" * 64 + b"}",
     "objects": GOOD + b',"x":' + b'{"a":' * 70 + b"1" + b"}" * 71,
     "100000 levels": GOOD + b',"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a million lists": GOOD + b',"x":[' + b"[]," * 1_000_000 + b"[]]}",
     "100000 levels that do not end": b'{"x":' + b"[" * 100_000,
 }
 

@@ -92,6 +92,7 @@ async def test_queue_full(daemon: Daemon, stream: bool) -> None:
     reply = await daemon.chat(stream=stream)
     assert (reply.status, reply.headers["retry-after"]) == (429, "7")
     assert (reply.json()["error"]["code"], reply.json()["error"]["type"]) == ("queue_full", "rate_limit_error")
+    assert 'hotset_rejected_total{reason="queue_full"} 1.0' in (await daemon.get("/metrics")).body.decode()
 
 
 async def test_restarting_is_told_by_admission(daemon: Daemon) -> None:

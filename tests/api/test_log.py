@@ -109,7 +109,7 @@ def test_tracebacks_show_no_variables() -> None:
     except ValueError:
         structlog.get_logger("x").exception("failed")
     assert "ValueError" in stream.getvalue()
-    assert "secret" not in stream.getvalue().replace('prompt = "a secret prompt"', "")
+    assert "secret" not in stream.getvalue()
 
 
 async def test_one_line_a_request_without_texts_and_keys(start: Start) -> None:
