@@ -240,7 +240,7 @@ class TestHostile:
         assert peak < self.MEMORY
         assert seconds < self.SECONDS
 
-    @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_changed_bytes(self, data: st.DataObject, parts: MiniFile, tmp_path: Path) -> None:
         raw = bytearray(parts.to_bytes())
@@ -250,7 +250,7 @@ class TestHostile:
             raw[place] = data.draw(st.sampled_from([0, 1, 2, 8, 9, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
         self.examine(bytes(raw), tmp_path / "mini.gguf")
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_numbers_of_any_size_in_any_key(self, data: st.DataObject, parts: MiniFile, tmp_path: Path) -> None:
         extreme = st.sampled_from([0, 1, 2, 3, 255, 256, 65_535, 65_536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
@@ -258,7 +258,7 @@ class TestHostile:
         changed = parts.with_key(key.decode(), u32(data.draw(extreme | st.integers(0, (1 << 32) - 1))))
         self.examine(changed.to_bytes(), tmp_path / "mini.gguf")
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(tail=st.binary(max_size=200), n_keys=st.integers(0, 5), n_tensors=st.integers(0, 5))
     def test_noise_behind_a_good_start(self, tail: bytes, n_keys: int, n_tensors: int, tmp_path: Path) -> None:
         start = MiniFile((), (), n_keys=n_keys, n_tensors=n_tensors).head()
