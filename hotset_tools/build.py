@@ -77,7 +77,7 @@ class Builder:
         return found
 
     def _make(self, plan: Plan, request: Request) -> Build:
-        cache.sweep(self.root)
+        cache.sweep(self.root, plan.key)
         started = time.monotonic()
         with self._work(plan, request) as work, cache.staging(self.root) as staged:
             self._prepare(plan, work / "src")
@@ -92,6 +92,8 @@ class Builder:
         """The directory to compile in. It is named by the key, so that an interrupted build goes on where it was."""
         work = self.root / "work" / plan.key
         work.mkdir(parents=True, exist_ok=True)
+        if request.keep_work:
+            (work / cache.KEPT).touch()
         yield work
         if not request.keep_work:
             shutil.rmtree(work, ignore_errors=True)

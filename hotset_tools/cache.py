@@ -17,6 +17,10 @@ from daemon.native.locate import Build, BuildInfo, builds, cache_root, find_buil
 __all__ = ["Build", "BuildInfo", "builds", "cache_root", "find_build", "find_peer", "read_build", "select"]
 
 
+KEPT = "kept"
+"""A file of this name in a work directory says that its owner wants it."""
+
+
 def make_key(kind: str, version: str, series: str, backends: Sequence[str], parts: Mapping[str, object]) -> str:
     """Directory name of a build: readable where it can be, a hash of `parts` (compiler, flags, options) at the end."""
     text = json.dumps(parts, sort_keys=True)
@@ -84,9 +88,10 @@ def publish(root: Path, staged: Path, info: BuildInfo) -> Build:
     return Build(target, info)
 
 
-def sweep(root: Path) -> None:
-    """Remove what interrupted builds left; call it with the lock held."""
-    for path in (root / "builds").glob(".staging-*"):
+def sweep(root: Path, key: str) -> None:
+    """Remove what interrupted builds of other keys than `key` left; call it with the lock held."""
+    stale = [path for path in (root / "work").glob("*") if path.name != key and not (path / KEPT).exists()]
+    for path in (*stale, *(root / "builds").glob(".staging-*")):
         shutil.rmtree(path, ignore_errors=True)
 
 

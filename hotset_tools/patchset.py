@@ -214,6 +214,6 @@ def _diff_file(old: Path, new: Path, path: str) -> str:
     labels = [label if file.is_file() else "/dev/null" for file, label in sides]
     options = [option for label in labels for option in ("--label", label)]
     result = subprocess.run([diff, "-u", *options, *files], capture_output=True, check=False)
-    if result.returncode != 1:
+    if result.returncode != 1 or b"\0" in b"".join(Path(file).read_bytes() for file in files):
         raise HotsetError(f"{path} cannot be put into a patch: it is binary, or diff failed")
     return result.stdout.decode("utf-8", "surrogateescape")

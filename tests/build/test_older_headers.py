@@ -4,20 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
-
-from daemon.native import pin
-from hotset_tools import series
-
-
-@pytest.fixture
-def patched(pristine: Callable[[], Path]) -> Path:
-    tree = pristine()
-    series.apply_series(tree, series.read_series(pin.patches_dir()))
-    return tree
 
 
 def preprocess(tree: Path, stubs: Path, vulkan_header: str) -> str:
@@ -43,12 +30,12 @@ def preprocess(tree: Path, stubs: Path, vulkan_header: str) -> str:
 OLD = "#define VK_HEADER_VERSION 239\n"
 
 
-def test_layer_settings_are_left_out_when_the_headers_lack_them(patched: Path, tmp_path: Path) -> None:
-    text = preprocess(patched, tmp_path / "stubs", OLD)
+def test_layer_settings_are_left_out_when_the_headers_lack_them(patched_tree: Path, tmp_path: Path) -> None:
+    text = preprocess(patched_tree, tmp_path / "stubs", OLD)
     assert "vk::LayerSetting" not in text
     assert text.count("vk::createInstance(instance_create_info)") == 1
 
 
-def test_layer_settings_are_used_when_the_headers_have_them(patched: Path, tmp_path: Path) -> None:
-    text = preprocess(patched, tmp_path / "stubs", OLD + "#define VK_EXT_layer_settings 1\n")
+def test_layer_settings_are_used_when_the_headers_have_them(patched_tree: Path, tmp_path: Path) -> None:
+    text = preprocess(patched_tree, tmp_path / "stubs", OLD + "#define VK_EXT_layer_settings 1\n")
     assert "vk::LayerSettingsCreateInfoEXT" in text
