@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from functools import cache
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -37,6 +39,12 @@ def document(version: str, title: str = "hotset") -> dict[str, Any]:
         },
         "security": [{}, {"bearer": []}, {"header": []}],
     }
+
+
+@cache
+def rendered(version: str) -> str:
+    """The document as JSON text; it takes longer to make than the rest of an application."""
+    return json.dumps(document(version), ensure_ascii=False)
 
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from aiohttp import web
@@ -12,7 +11,7 @@ from daemon.api.errors import error_response, from_http
 from daemon.api.guard import KeyRing
 from daemon.api.info import view
 from daemon.api.middleware import ENDPOINTS, KEYS, MIDDLEWARES, add_headers
-from daemon.api.openapi import OPENAPI_PATH, document
+from daemon.api.openapi import OPENAPI_PATH, rendered
 from daemon.api.routes import TABLE, Handler
 from daemon.api.services import Services
 
@@ -49,7 +48,7 @@ def make_runner(app: web.Application, *, shutdown_timeout: float = 0.0) -> web.A
 
 
 def _add_routes(app: web.Application, version: str) -> None:
-    body = json.dumps(document(version), ensure_ascii=False)
+    body = rendered(version)
 
     async def openapi(request: web.Request) -> web.Response:
         return web.Response(text=body, content_type="application/json")
