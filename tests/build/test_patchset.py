@@ -85,7 +85,9 @@ def test_another_ggml_than_upstream_says_is_told(patches: Path, small_tree: Path
 
 
 @pytest.mark.parametrize("name", pin.series_names(pin.patches_dir()))
-def test_exporting_an_untouched_tree_changes_no_byte(name: str, patches: Path, small_sdist: Path, tmp_path: Path) -> None:
+def test_exporting_an_untouched_tree_changes_no_byte(
+    name: str, patches: Path, small_sdist: Path, tmp_path: Path
+) -> None:
     before = (patches / name).read_bytes()
     patchset.apply(patches, tmp_path / "tree", small_sdist, until=name)
     patchset.export(patches, tmp_path / "tree", small_sdist, name)
@@ -118,7 +120,7 @@ def test_a_new_patch_is_added_with_a_header_to_fill_in(patches: Path, small_sdis
 
 
 def test_what_cannot_be_exported_is_told(patches: Path, small_sdist: Path, tmp_path: Path) -> None:
-    with pytest.raises(HotsetError, match="holds no llama.cpp"):
+    with pytest.raises(HotsetError, match=r"holds no llama\.cpp"):
         patchset.export(patches, tmp_path, small_sdist)
     tree = tmp_path / "tree"
     patchset.apply(patches, tree, small_sdist)

@@ -44,7 +44,7 @@ def test_it_is_asked_for_by_name_and_version(sdist: Path, tmp_path: Path) -> Non
 
 
 def test_another_file_is_refused_and_not_kept(tmp_path: Path) -> None:
-    with pytest.raises(SourceUnavailable, match="has SHA-256 .*, the pinned one is 832db0"):
+    with pytest.raises(SourceUnavailable, match=r"has SHA-256 .*, the pinned one is 832db0"):
         source.fetch(tmp_path, Pip(b"something else"))
     assert list((tmp_path / "source").iterdir()) == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +54,7 @@ def test_off_x86_ggml_chooses() -> None:
 
 def test_the_ladder_leaves_out_amx_then_avx512_then_the_rest() -> None:
     steps = cpuflags.ladder(frozenset(GGML_FLAGS))
-    gone = [before - after for before, after in zip(steps, steps[1:], strict=False)]
+    gone = [before - after for before, after in itertools.pairwise(steps)]
     assert gone == [
         {"AMX_TILE", "AMX_INT8", "AMX_BF16"},
         {"AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"},
@@ -69,7 +71,7 @@ def test_steps_that_change_nothing_are_skipped() -> None:
 @given(st.frozensets(st.sampled_from(sorted(GGML_FLAGS))))
 def test_every_step_is_smaller_and_consistent(flags: frozenset[str]) -> None:
     steps = cpuflags.ladder(cpuflags.choose(flags))
-    assert all(after < before for before, after in zip(steps, steps[1:], strict=False))
+    assert all(after < before for before, after in itertools.pairwise(steps))
     assert all(cpuflags.choose(step) == step for step in steps)
 
 

@@ -34,7 +34,7 @@ def test_words_in_a_header_and_comments_do_not_change_it(copy: Path) -> None:
 
 
 def test_one_character_of_a_diff_changes_it(copy: Path) -> None:
-    edit(copy / "abi-and-build-info.patch", "+#define LLAMA_HOTSET_ABI_VERSION 1", "+#define LLAMA_HOTSET_ABI_VERSION 2")
+    edit(copy / "abi-and-build-info.patch", "ABI_VERSION 1", "ABI_VERSION 2")
     assert pin.series_hash(copy) != pin.series()
 
 
