@@ -186,9 +186,11 @@ def _sdk(environ: Mapping[str, str], name: str) -> str | None:
 def _headers(cxx: str, include: tuple[str, ...]) -> set[str]:
     """Names of _HEADERS that the preprocessor finds, and how old Vulkan's are; one run for all."""
     lines = [f"#if __has_include(<{path}>)\nfound {path}\n#endif\n" for path in _HEADERS.values()]
-    result = _run([cxx, *(f"-I{path}" for path in include), "-x", "c++", "-E", "-"], _VULKAN_PROBE + "".join(lines))
+    # -P: without it gcc puts line markers between a word and the macro of a system header.
+    command = [cxx, *(f"-I{path}" for path in include), "-x", "c++", "-E", "-P", "-"]
+    result = _run(command, _VULKAN_PROBE + "".join(lines))
     found = {name for name, path in _HEADERS.items() if f"found {path}" in result.stdout}
-    version = re.search(r"^vulkan_header (\d+)", result.stdout, re.MULTILINE)
+    version = re.search(r"^vulkan_header\s+(\d+)", result.stdout, re.MULTILINE)
     if version and int(version[1]) >= _OLDEST_VULKAN:
         found.add("vulkan headers")
         found |= {LAYER_SETTINGS} if "has_layer_settings" in result.stdout else set()
