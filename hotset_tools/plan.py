@@ -74,12 +74,17 @@ def make_plan(request: Request, tools: Toolchain, announced: frozenset[str], *, 
     parts = {
         "compiler": tools.compiler,
         "flags": sorted(flags),
-        "options": {name: value for name, value in options.items() if not value.startswith("/")},
+        "options": {name: value for name, value in options.items() if _decides(name, value)},
         "glslc": glslc.model_dump() if glslc else None,
         "include": tools.include if "vulkan" in chosen or "hip" in chosen else (),
     }
     key = make_key(kind, pin.upstream().version, series, backends, parts)
     return Plan(kind, key, series, backends, flags, options, tools, glslc, tuple(notes))
+
+
+def _decides(name: str, value: str) -> bool:
+    """Whether an option changes what is built: not where a tool lies, nor whether ccache helps."""
+    return name != "GGML_CCACHE" and not value.startswith("/")
 
 
 def choose_backends(asked: str, tools: Toolchain) -> tuple[list[str], list[str]]:

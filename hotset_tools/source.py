@@ -63,7 +63,10 @@ def unpack(sdist: Path, target: Path) -> None:
     prefix = f"{sdist.name.removesuffix('.tar.gz')}/{pin.upstream().vendored}/"
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="unpack-") as temporary, tarfile.open(sdist) as archive:
-        archive.extractall(temporary, members=_below(archive, prefix), filter="data")
+        # Debian 12's Python (3.11.2) has no extraction filters; there the SHA-256 alone vouches for the archive.
+        if hasattr(tarfile, "data_filter"):
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(temporary, members=_below(archive, prefix))
         top = Path(temporary, prefix)
         if not (top / "CMakeLists.txt").is_file():
             raise SourceUnavailable(f"{sdist.name} holds no llama.cpp at {pin.upstream().vendored}")

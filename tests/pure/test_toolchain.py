@@ -117,5 +117,5 @@ def test_another_compiler_is_another_key() -> None:
 
 
 def test_a_tool_elsewhere_is_the_same_key() -> None:
-    moved = {name: path.replace("/usr", "/opt") for name, path in PATHS.items()}
+    moved = {name: path.replace("/usr", "/opt") for name, path in PATHS.items()} | {"ccache": "/opt/bin/ccache"}
     assert key(tools=Toolchain(moved, BASE, False, "c++ 12")) == key()
