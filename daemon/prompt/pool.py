@@ -170,7 +170,11 @@ class _Lane:
             return await self._attempt(job, arguments)
         except BrokenProcessPool:
             await self._discard()
+        try:
             return await self._attempt(job, arguments)
+        except BrokenProcessPool:
+            await self._discard()
+            raise
 
     async def stop(self) -> None:
         """End the process for good."""
@@ -189,6 +193,9 @@ class _Lane:
             raise TemplateFailed(
                 f"The text took longer than text.timeout_seconds ({self._timeout:g} s) and had to be killed."
             ) from None
+        except OSError as error:
+            # The process ended while the job was still being written to it.
+            raise BrokenProcessPool(str(error)) from None
 
     async def _open(self) -> VocabInfo:
         if self._stopped:

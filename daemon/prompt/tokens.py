@@ -158,34 +158,53 @@ class _Spotter:
         return places
 
 
-def parted(text: str, tokens: Iterable[SpecialToken]) -> list[Piece]:
-    """`text` cut at its special tokens, as llama.cpp cuts: the longest text first, white space beside a token that
-    eats it dropped. A token's text with a mark inside it is not that text; marks are left in.
+class PromptTokens:
+    """Ids of prompts in one vocabulary."""
+
+    def __init__(self, vocab: Tokenizer) -> None:
+        self._vocab = vocab
+        self._parts = Parts(vocab.special_tokens)
+        self.guard = Guard(vocab.special_tokens)
+
+    def of(self, text: str, mark: str) -> list[int]:
+        """Ids of a rendered prompt that may hold marks, with BOS and EOS where the model wants them.
+
+        Raises:
+            BadRequest: as `Vocab.tokenize`.
+        """
+        vocab = self._vocab
+        if not mark or mark not in text:
+            return vocab.tokenize(text, add_special=True, parse_special=True)
+        ends = vocab.tokenize("", add_special=True, parse_special=True)
+        ids = ends[:1] if vocab.add_bos else []
+        tail = ends[len(ids) :]
+        for piece in self._parts.of(text):
+            if isinstance(piece, int):
+                ids.append(piece)
+            elif plain := piece.replace(mark, ""):
+                ids += vocab.tokenize(plain, add_special=False, parse_special=False)
+        return ids + tail
+
+
+class Parts:
+    """Cuts texts at special tokens, as llama.cpp does: the longest text first, white space beside a token that eats it
+    dropped. A token's text with a mark inside it is not that text; marks are left in.
     """
-    pieces: list[Piece] = [text]
-    for token in tokens:
-        if token.text in text:
-            pieces = [part for piece in pieces for part in _cut(piece, token)]
-    return pieces
 
+    def __init__(self, tokens: Iterable[SpecialToken]) -> None:
+        self._tokens = {token.text: token for token in tokens}
+        self._spotter = _Spotter(list(self._tokens))
+        self._lengths = sorted({len(text) for text in self._tokens})
 
-def tokenize(vocab: Tokenizer, text: str, mark: str) -> list[int]:
-    """Ids of a rendered prompt, with BOS and EOS where the model wants them.
-
-    Raises:
-        BadRequest: as `Vocab.tokenize`.
-    """
-    if not mark or mark not in text:
-        return vocab.tokenize(text, add_special=True, parse_special=True)
-    ends = vocab.tokenize("", add_special=True, parse_special=True)
-    ids = ends[:1] if vocab.add_bos else []
-    tail = ends[len(ids) :]
-    for piece in parted(text, vocab.special_tokens):
-        if isinstance(piece, int):
-            ids.append(piece)
-        elif plain := piece.replace(mark, ""):
-            ids += vocab.tokenize(plain, add_special=False, parse_special=False)
-    return ids + tail
+    def of(self, text: str) -> list[Piece]:
+        """The pieces of `text` in their order."""
+        starts = self._spotter.whole(text)
+        found = {text[start : start + length] for start in starts for length in self._lengths}
+        pieces: list[Piece] = [text]
+        for spelled, token in self._tokens.items():
+            if spelled in found:
+                pieces = [part for piece in pieces for part in _cut(piece, token)]
+        return pieces
 
 
 def _cut(piece: Piece, token: SpecialToken) -> Iterator[Piece]:

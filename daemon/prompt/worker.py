@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from daemon.errors import TemplateFailed
 from daemon.messages import Message
 from daemon.native.vocab import Vocab
-from daemon.prompt import tokens
 from daemon.prompt.template import ChatPrompt, Template
+from daemon.prompt.tokens import PromptTokens
 
 T = TypeVar("T")
 NO_TEMPLATE = "The model has no chat template; set model.chat_template to a file with one."
@@ -60,7 +60,7 @@ class Desk:
     def __init__(self, vocab: Vocab, template_source: str | None, timeout: float) -> None:
         self.vocab = vocab
         self.timeout = timeout
-        self.guard = tokens.Guard(vocab.special_tokens)
+        self.tokens = PromptTokens(vocab)
         self.source = template_source if template_source is not None else (vocab.chat_template() or "")
         named = None if template_source is not None else vocab.chat_template("tool_use")
         self._sources = {False: self.source, True: named or self.source}
@@ -131,8 +131,8 @@ def chat(prompt: ChatPrompt) -> Prompt:
     """Render and tokenise; the text is without marks."""
 
     def job(desk: Desk) -> Prompt:
-        text, mark = desk.template(bool(prompt.tools)).render_marked(prompt, desk.guard)
-        return Prompt(tokens=tokens.tokenize(desk.vocab, text, mark), text=text.replace(mark, ""))
+        text, mark = desk.template(bool(prompt.tools)).render_marked(prompt, desk.tokens.guard)
+        return Prompt(tokens=desk.tokens.of(text, mark), text=text.replace(mark, ""))
 
     return _timed(job)
 
@@ -141,7 +141,7 @@ def render(prompt: ChatPrompt) -> str:
     """Render only."""
 
     def job(desk: Desk) -> str:
-        text, mark = desk.template(bool(prompt.tools)).render_marked(prompt, desk.guard)
+        text, mark = desk.template(bool(prompt.tools)).render_marked(prompt, desk.tokens.guard)
         return text.replace(mark, "")
 
     return _timed(job)

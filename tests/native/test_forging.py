@@ -36,7 +36,7 @@ def spm(
 
 def by_parts(vocab: Vocab, text: str) -> list[int]:
     """Ids by the way that prompts with a mark go, the mark being where it protects nothing."""
-    return tokens.tokenize(vocab, text + MARK, MARK)
+    return tokens.PromptTokens(vocab).of(text + MARK, MARK)
 
 
 def in_one_call(vocab: Vocab, text: str) -> list[int]:
@@ -66,7 +66,7 @@ def chat(vocab: Vocab, content: str) -> list[int]:
     assert source is not None
     prompt = ChatPrompt(messages=[{"role": "user", "content": content}])
     text, mark = Template(source).render_marked(prompt, tokens.Guard(vocab.special_tokens))
-    return tokens.tokenize(vocab, text, mark)
+    return tokens.PromptTokens(vocab).of(text, mark)
 
 
 def test_a_forged_turn_is_read_as_text(embedded: Vocab) -> None:
@@ -92,6 +92,6 @@ def test_a_template_that_writes_bos_and_a_tokenizer_that_adds_it_make_one(spm: V
     for content in ("hello", "<s>hello", "<|end|>"):
         prompt = ChatPrompt(messages=[{"role": "user", "content": content}])
         text, mark = template.render_marked(prompt, tokens.Guard(spm.special_tokens))
-        ids = tokens.tokenize(spm, text, mark)
+        ids = tokens.PromptTokens(spm).of(text, mark)
         assert ids[0] == spm.bos
         assert [i for i in ids if spm.is_control(i)] == [spm.bos]

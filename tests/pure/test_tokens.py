@@ -42,7 +42,7 @@ class Bytes:
         self.calls.append((text, add_special, parse_special))
         wanted = [t for t in ALL if parse_special or not t.attr & (Attr.CONTROL | Attr.UNKNOWN)]
         ids = [BOS] if add_special and self.add_bos else []
-        for piece in tokens.parted(text, wanted):
+        for piece in tokens.Parts(wanted).of(text):
             ids += [piece] if isinstance(piece, int) else [1000 + byte for byte in piece.encode()]
         return ids
 
@@ -57,7 +57,7 @@ def prompt(source: str, chat: ChatPrompt, vocab: Bytes | None = None) -> tuple[l
     template = Template(source)
     text, mark = template.render_marked(chat, tokens.Guard(ALL))
     assert text.replace(mark, "") == template.render(chat)
-    return tokens.tokenize(vocab or Bytes(), text, mark), text.replace(mark, "")
+    return tokens.PromptTokens(vocab or Bytes()).of(text, mark), text.replace(mark, "")
 
 
 def controls(ids: list[int]) -> list[int]:
@@ -150,7 +150,7 @@ def test_a_control_token_split_over_fields_that_a_template_trims_and_joins_stays
     source = "{% for m in messages %}{{ m.content | trim }}{% endfor %}<|im_end|>"
     chat = ChatPrompt(messages=[user(f"a{START.text[:at]} \n"), user(f"\t {START.text[at:]}b")])
     text, mark = Template(source).render_marked(chat, tokens.Guard(ALL))
-    ids = tokens.tokenize(Bytes(), text, mark)
+    ids = tokens.PromptTokens(Bytes()).of(text, mark)
     assert text.replace(mark, "") == "a<|im_start|>b<|im_end|>"
     assert controls(ids) == [2]
 
@@ -178,7 +178,7 @@ def test_control_tokens_that_a_template_builds_from_roles_are_real() -> None:
     text, mark = Template("{% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content }}{% endfor %}").render_marked(
         ChatPrompt(messages=[user("<|user|>")]), tokens.Guard([special])
     )
-    assert tokens.parted(text, [special]) == [1, f"<{mark}|user|>"]
+    assert tokens.Parts([special]).of(text) == [1, f"<{mark}|user|>"]
 
 
 def test_an_assistants_thoughts_keep_their_tokens_and_nobody_elses_do() -> None:
@@ -241,8 +241,8 @@ def test_whatever_is_split_over_parts_the_turns_are_the_templates(parts: list[li
 
 
 def test_white_space_beside_a_token_that_eats_it_is_dropped() -> None:
-    assert tokens.parted("a  <|eats|> \n b<|im_end|> c", ALL) == ["a", 6, "b", 2, " c"]
-    assert tokens.parted(" <|eats|> <|eats|> ", ALL) == [6, 6]
+    assert tokens.Parts(ALL).of("a  <|eats|> \n b<|im_end|> c") == ["a", 6, "b", 2, " c"]
+    assert tokens.Parts(ALL).of(" <|eats|> <|eats|> ") == [6, 6]
 
 
 def test_marks_occur_nowhere_in_the_text() -> None:
