@@ -12,7 +12,7 @@ from aiohttp import web
 
 from daemon import __version__
 from daemon.admission import Admission
-from daemon.api.server import make_app
+from daemon.api.server import make_app, make_runner
 from daemon.api.services import Services
 from daemon.config import Config
 from daemon.errors import HotsetError, ModelUnusable
@@ -20,6 +20,9 @@ from daemon.metrics import Metrics
 from daemon.model_files import load_command, model_path, template_path
 from daemon.prompt.pool import TextPool
 from daemon.supervisor import Supervisor
+
+CLOSE_SECONDS = 2.0
+"""For connections that are still open when every answer is over; `Admission.drain` gave them their time."""
 
 log = logging.getLogger("hotset.app")
 
@@ -55,7 +58,10 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
 
 def build(config: Config) -> Parts:
     """The parts, connected but not started."""
-    supervisor = Supervisor(lambda: load_command(services.config), lambda: services.config.engine)
+    metrics = Metrics()
+    supervisor = Supervisor(
+        lambda: load_command(services.config), lambda: services.config.engine, restarted=metrics.engine_restarted
+    )
     admission = Admission(supervisor, lambda: services.config.queue.max_waiting)
     supervisor.listener = admission
     text = config.text
@@ -66,16 +72,14 @@ def build(config: Config) -> Parts:
         memory_mib=text.memory_mib,
         template_file=template_path(config),
     )
-    services = Services(config, pool, admission, supervisor, Metrics(), __version__)
+    services = Services(config, pool, admission, supervisor, metrics, __version__)
     return Parts(services, supervisor, admission, pool)
 
 
 @contextlib.asynccontextmanager
 async def _listening(services: Services) -> AsyncIterator[str]:
     http = services.config.http
-    runner = web.AppRunner(
-        make_app(services), handler_cancellation=True, access_log=None, shutdown_timeout=http.shutdown_seconds
-    )
+    runner = make_runner(make_app(services), shutdown_timeout=CLOSE_SECONDS)
     await runner.setup()
     try:
         site = web.TCPSite(runner, http.host, http.port)

@@ -228,7 +228,8 @@ def is_loopback(host: str) -> bool:
 
 def _section_type(field: FieldInfo) -> type[Section]:
     section = field.annotation
-    assert isinstance(section, type) and issubclass(section, Section)
+    assert isinstance(section, type)
+    assert issubclass(section, Section)
     return section
 
 

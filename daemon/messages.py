@@ -1,7 +1,7 @@
 """Every type that crosses a process or a layer.
 
-Service to engine: `Load` once, then `Submit`, `Cancel`, `Shutdown`. Engine to service: `Loading`, `Ready`, `LoadFailed`, `Step`,
-`Snapshot`. Every `Submit` is answered by any number of `Tokens` and exactly one `Done` or `Failed`.
+Service to engine: `Load` once, then `Submit`, `Cancel`, `Shutdown`. Engine to service: `Loading`, `Ready`,
+`LoadFailed`, `Step`,
 All are immutable pydantic models told apart by `kind`; `daemon.frames` carries them as length-prefixed JSON.
 """
 
@@ -90,7 +90,7 @@ class Load(Message):
 
 
 class Cancel(Message):
-    """Give up a request, wherever it is; answered by `Done` with finish_reason "cancelled" (or nothing if it is over)."""
+    """Give up a request, wherever it is; answered by a `Done` that says "cancelled", or not if it is over."""
 
     kind: Literal["cancel"] = "cancel"
     id: str

@@ -22,6 +22,8 @@ from daemon.messages import REPORT, Load, LoadFailed, Loading, ModelInfo, Ready,
 
 State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
+RestartReason = Literal["load", "hang", "signal", "exit"]
+
 LONG_LIFE_SECONDS = 60.0
 """An engine that was ready for this long did not die of its start; the next delay begins small again."""
 
@@ -83,9 +85,11 @@ class Supervisor:
         settings: Callable[[], EngineSection],
         *,
         command: Callable[[int], Sequence[str]] = engine_command,
+        restarted: Callable[[RestartReason], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._settings, self._command, self._clock = spec, settings, command, clock
+        self._restarted = restarted
         self.listener: Listener | None = None
         self.state: State = "loading"
         self.reason = "the model is being loaded"
@@ -103,6 +107,7 @@ class Supervisor:
         self._heard = self._spawned = self._ready_at = 0.0
         self._delay = 0.0
         self._hung = False
+        self._kind: RestartReason = "exit"
 
     # -- what admission sees
 
@@ -138,6 +143,7 @@ class Supervisor:
                 self.settled.set()
                 return
             self.restarts += 1
+            self._restarted(self._kind)
             log.error("engine ended: %s; starting another one", why)
             await asyncio.sleep(self._next_delay())
 
@@ -172,7 +178,7 @@ class Supervisor:
             await asyncio.gather(*watchers, return_exceptions=True)
             self._close_link()
             self._process = None
-        why = self._why(code)
+        why, self._kind = self._why(code)
         self._lost(why)
         return why
 
@@ -264,14 +270,15 @@ class Supervisor:
         if self.listener is not None:
             self.listener.engine_lost(f"The engine ended: {why}.")
 
-    def _why(self, code: int) -> str:
+    def _why(self, code: int) -> tuple[str, RestartReason]:
+        """Why the engine ended, in words and as a metric's label."""
         if self._load_failed is not None:
-            return self._load_failed.message
+            return self._load_failed.message, "load"
         if self._hung:
-            return "it was silent for too long"
+            return "it was silent for too long", "hang"
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return f"exit code {code}"
+            return f"killed by {signal.Signals(-code).name}", "signal"
+        return f"exit code {code}", "exit"
 
     def _next_delay(self) -> float:
         settings = self._settings()

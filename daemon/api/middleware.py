@@ -15,7 +15,7 @@ from daemon.api.body import too_large
 from daemon.api.context import services_of
 from daemon.api.errors import error_response, from_http
 from daemon.api.guard import KeyRing, check_host, check_origin
-from daemon.api.record import RequestRecord, current_record, start_record
+from daemon.api.record import RequestRecord, current_id, current_record, start_record
 from daemon.errors import HotsetError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -88,7 +88,14 @@ async def check_callers(request: web.Request, handler: Handler) -> web.StreamRes
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Signal before headers go out, for streams too: the request id, and CORS for an accepted Origin."""
-    response.headers["x-request-id"] = current_record().id
+    request_id = current_id()
+    response.headers["x-request-id"] = request_id or uuid.uuid4().hex
+    if request_id is None and isinstance(response, web.HTTPException):
+        # aiohttp refused before any middleware ran (an unknown `Expect` on an unknown path).
+        refusal = error_response(from_http(response))
+        assert isinstance(refusal.body, bytes)
+        response.body, response.content_type = refusal.body, "application/json"
+        response.headers["Content-Length"] = str(len(refusal.body))
     response.headers["X-Content-Type-Options"] = "nosniff"
     origin = request.headers.get("Origin")
     if origin is not None and response.status != 403:

@@ -65,3 +65,9 @@ def start_record(request_id: str) -> RequestRecord:
 def current_record() -> RequestRecord:
     """The record that the first middleware started."""
     return _CURRENT.get()
+
+
+def current_id() -> str | None:
+    """The request's id; None where aiohttp answers before any middleware (an unknown `Expect`)."""
+    record = _CURRENT.get(None)
+    return record.id if record is not None else None

@@ -90,7 +90,8 @@ def _plain_name(file: GgufFile) -> str:
 
 def _kv_bytes(spec: Load, file: GgufFile) -> int:
     """KV cache of one token in the types that are configured; the facts count two bytes a value."""
-    return round(file.facts.kv_bytes_per_token / 4 * (_CACHE_BYTES[spec.cache_type_k] + _CACHE_BYTES[spec.cache_type_v]))
+    both = _CACHE_BYTES[spec.cache_type_k] + _CACHE_BYTES[spec.cache_type_v]
+    return round(file.facts.kv_bytes_per_token / 4 * both)
 
 
 def _context_sizes(spec: Load, file: GgufFile, n_ctx_train: int) -> tuple[int, int]:

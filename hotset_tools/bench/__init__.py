@@ -38,7 +38,7 @@ def streams_command(
     rounds: Annotated[int, typer.Option(min=1, max=100)] = 5,
     as_json: JsonOption = False,
 ) -> None:
-    """Tokens per second of streaming clients together, hotsetd and llama-server in turn (needs `hotset build --peer`)."""
+    """Tokens per second of streaming clients, hotsetd and llama-server in turn (needs `hotset build --peer`)."""
     from hotset_tools.bench import streams as bench
     from hotset_tools.bench.models import use_native_build
 

@@ -13,7 +13,19 @@ from pathlib import Path
 from daemon.config import Config
 from daemon.errors import EngineFailed, ModelUnusable
 from daemon.frames import Pipe
-from daemon.messages import REPORT, Done, Failed, LoadFailed, ModelInfo, Ready, Sampling, Shutdown, Snapshot, Step, Submit
+from daemon.messages import (
+    REPORT,
+    Done,
+    Failed,
+    LoadFailed,
+    ModelInfo,
+    Ready,
+    Sampling,
+    Shutdown,
+    Snapshot,
+    Step,
+    Submit,
+)
 from daemon.model_files import load_command
 from daemon.supervisor import engine_command
 
@@ -132,7 +144,8 @@ def table(result: EngineRun) -> str:
     """The result for people."""
     return "\n".join(
         (
-            f"model {result.model}, vocabulary {result.n_vocab:,}, {result.n_sequences} sequences, {result.n_steps} steps",
+            f"model {result.model}, vocabulary {result.n_vocab:,}",
+            f"{result.n_sequences} sequences, {result.n_steps} steps",
             f"step            median {result.step_ms:7.3f} ms",
             f"  decode        median {result.decode_ms:7.3f} ms",
             f"  sampling             {result.sampling_ms:7.3f} ms a token",

@@ -71,7 +71,9 @@ def llama_server(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterat
 @contextmanager
 def _running(command: Sequence[str], environ: dict[str, str], port: int, log: Path, cwd: Path) -> Iterator[None]:
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environ, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=cwd)
+        process = subprocess.Popen(
+            command, env=environ, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=cwd
+        )
     try:
         _wait_until_healthy(process, port, log)
         yield
@@ -89,11 +91,11 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log: Path) 
     while time.monotonic() < deadline:
         if process.poll() is not None:
             tail = log.read_text("utf-8", "replace").splitlines()[-5:]
-            raise HotsetError(f"{process.args[0]} ended with {process.returncode}: {' / '.join(tail)}")  # type: ignore[index]
+            raise HotsetError(f"{log.stem} ended with {process.returncode}: {' / '.join(tail)}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise HotsetError(f"{process.args[0]} was not ready after {START_SECONDS:.0f} s")  # type: ignore[index]
+    raise HotsetError(f"{log.stem} was not ready after {START_SECONDS:.0f} s")

@@ -193,6 +193,11 @@ async def test_unknown_expectation(daemon: Daemon) -> None:
     check(reply, 417, "expectation_failed")
 
 
+async def test_unknown_expectation_where_there_is_nothing(daemon: Daemon) -> None:
+    reply = await daemon.raw(message(GOOD + b"}", path="/nowhere", extra="Expect: the-unexpected\r\n"))
+    check(reply, 417, "expectation_failed")
+
+
 async def test_continue_is_offered(daemon: Daemon) -> None:
     body = {"messages": [{"role": "user", "content": "x"}]}
     assert (await daemon.post(CHAT, body, expect100=True)).status == 200

@@ -105,7 +105,10 @@ def test_an_unusable_variable_is_a_fault(name: str, text: str, path: str, tmp_pa
     ("text", "path"),
     [
         ('[http]\nhost = "0.0.0.0"\n', "http.host"),
-        ("[engine]\nrestart_delay_seconds = 9.0\nrestart_delay_max_seconds = 1.0\n", "engine.restart_delay_max_seconds"),
+        (
+            "[engine]\nrestart_delay_seconds = 9.0\nrestart_delay_max_seconds = 1.0\n",
+            "engine.restart_delay_max_seconds",
+        ),
         ("[model]\ncontext = 4096\n[engine]\nkv_cells = 100\n", "engine.kv_cells"),
         ("[sampling]\ntemperature = inf\n", "sampling.temperature"),
         ("[http]\nport = 80.5\n", "http.port"),

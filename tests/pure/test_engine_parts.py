@@ -112,7 +112,8 @@ def test_the_chain_follows_llama_cpps_order() -> None:
         xtc_probability=0.5, dynatemp_range=0.2,
     )  # fmt: skip
     assert names(everything) == [
-        "logit_bias", "penalties", "dry", "top_n_sigma", "top_k", "typical", "top_p", "min_p", "xtc", "temp_ext", "dist",
+        "logit_bias", "penalties", "dry",
+        "top_n_sigma", "top_k", "typical", "top_p", "min_p", "xtc", "temp_ext", "dist",
     ]  # fmt: skip
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = {"daemon.errors", "daemon.messages", "daemon.frames", "daemon.config", "daemon.text", "daemon.model_files", "daemon"}
+BASE = {
+    "daemon", "daemon.errors", "daemon.messages", "daemon.frames", "daemon.config", "daemon.text", "daemon.model_files",
+}  # fmt: skip
 ALLOWED = {
     "daemon.errors": set(),
     "daemon.text": set(),

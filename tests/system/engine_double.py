@@ -9,7 +9,19 @@ import sys
 import time
 
 from daemon.frames import Pipe
-from daemon.messages import COMMAND, Done, LoadFailed, Loading, ModelInfo, Ready, Shutdown, Snapshot, Step, Submit, Tokens
+from daemon.messages import (
+    COMMAND,
+    Done,
+    LoadFailed,
+    Loading,
+    ModelInfo,
+    Ready,
+    Shutdown,
+    Snapshot,
+    Step,
+    Submit,
+    Tokens,
+)
 
 INFO = ModelInfo(
     name="double", architecture="none", description="double", fingerprint="0", n_params=1, size=1, n_vocab=10,
@@ -21,8 +33,9 @@ INFO = ModelInfo(
 def answer(pipe: Pipe, submit: Submit) -> None:
     pipe.send(Step(events=[Tokens(id=submit.id, tokens=[1], text="hi")], snapshot=Snapshot(kv_cells_used=1)))
     done = Done(
-        id=submit.id, finish_reason="stop", n_prompt=1, n_cached=0, n_predicted=1, wait_ms=0, prompt_ms=1, predicted_ms=1
-    )
+        id=submit.id, finish_reason="stop", n_prompt=1, n_cached=0, n_predicted=1,
+        wait_ms=0, prompt_ms=1, predicted_ms=1,
+    )  # fmt: skip
     pipe.send(Step(events=[done]))
 
 

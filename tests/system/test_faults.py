@@ -99,7 +99,8 @@ def test_sigterm_lets_a_running_answer_finish_and_fails_what_waits(tmp_path: Pat
 def test_a_client_that_goes_away_frees_its_sequence(tmp_path: Path, library_path: Path) -> None:
     with running(tmp_path, ENGINE_MAX_SEQUENCES="1") as daemon:
         body = json.dumps(LONG | {"stream": True, "max_tokens": 3500}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        lines = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        head = "\r\n".join(("POST /v1/chat/completions HTTP/1.1", *lines, "", ""))
         with socket.create_connection(("127.0.0.1", daemon.port)) as client:
             client.sendall(head.encode() + body)
             assert client.recv(100)
