@@ -66,12 +66,12 @@ class TextPool:
             ModelUnusable: the vocabulary or the template file cannot be read.
         """
         source = await asyncio.to_thread(_read, self._template_file)
-        try:
-            infos = await asyncio.gather(*(lane.start(source) for lane in self._lanes))
-        except BaseException:
+        started = await asyncio.gather(*(lane.start(source) for lane in self._lanes), return_exceptions=True)
+        failures = [result for result in started if isinstance(result, BaseException)]
+        if failures:
             await self.close()
-            raise
-        self.info = infos[0]
+            raise failures[0]
+        self.info = next(result for result in started if isinstance(result, VocabInfo))
         for lane in self._lanes:
             self._idle.put_nowait(lane)
         return self.info
@@ -228,7 +228,9 @@ class _Lane:
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
+        # Nothing is cancelled here: what the killed process leaves fails as broken, and doing both at once is a race
+        # inside the executor.
+        await asyncio.to_thread(executor.shutdown, wait=True)
 
 
 def _read(template_file: Path | None) -> str | None:
