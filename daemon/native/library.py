@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 from collections import deque
 from pathlib import Path
 from types import ModuleType
@@ -113,6 +114,15 @@ def capture_log() -> LogTail:
 def recent_errors() -> list[str]:
     """The error lines among the last `LOG_LINES` lines, oldest first."""
     return TAIL.recent_errors()
+
+
+def load_reason() -> str:
+    """Why a load failed: the log's first error since `TAIL.clear()`, without its function's name and directories."""
+    lines = recent_errors()
+    if not lines:
+        return "llama.cpp gave no reason"
+    reason = re.sub(r"^\w+: ", "", lines[0].strip()).removeprefix("error loading model: ")
+    return re.sub(r"/(?:[^\s'/]+/)+", "", reason)
 
 
 def _capture(module: ModuleType) -> None:

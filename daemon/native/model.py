@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,7 @@ from typing import Any
 from daemon.errors import ModelUnusable
 from daemon.messages import Load
 from daemon.native import devices
-from daemon.native.library import backend, recent_errors
+from daemon.native.library import TAIL, backend, load_reason
 
 EXPERT_TENSORS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """The tensors that hold routed experts, by llama.cpp's naming."""
@@ -38,6 +37,7 @@ class Model:
         self._keep: list[Any] = []  # what llama.cpp only points to must live as long as the load
         params = self._params(spec)
         params.progress_callback = self._callback(progress)
+        TAIL.clear()
         self.pointer: Any = self._lib.llama_model_load_from_file(spec.model.encode(), params)
         if not self.pointer:
             raise ModelUnusable(f"{Path(spec.model).name} cannot be loaded: {load_reason()}")
@@ -133,12 +133,3 @@ class Model:
         callback = self._lib.llama_progress_callback(report)
         self._keep.append(callback)
         return callback
-
-
-def load_reason() -> str:
-    """The line of llama.cpp's log that says why the last load failed, without its function name and without paths."""
-    lines = recent_errors()
-    telling = [line for line in lines if "error loading model" in line] or lines
-    reason = telling[0].strip() if telling else "llama.cpp gave no reason"
-    reason = re.sub(r"^\w+: ", "", reason).removeprefix("error loading model: ")
-    return re.sub(r"'?/[^\s']*/([^\s'/]+)'?", r"\1", reason)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from daemon.errors import BadRequest, ModelUnusable
-from daemon.native.library import TAIL, lib
+from daemon.native.library import TAIL, lib, load_reason
 
 INT32_MAX = 2**31 - 1
 VOCAB_TYPES = {1: "spm", 2: "bpe", 3: "wpm", 4: "ugm", 5: "rwkv", 6: "plamo2"}
@@ -223,10 +223,5 @@ def _load_vocab_only(module: ModuleType, path: Path) -> int:
     TAIL.clear()
     model = module.llama_model_load_from_file(str(path).encode(), params)
     if not model:
-        raise ModelUnusable(f"{path.name} cannot be loaded: {_reason()}")
+        raise ModelUnusable(f"{path.name} cannot be loaded: {load_reason()}")
     return int(model)
-
-
-def _reason() -> str:
-    errors = [line.partition(": ")[2] or line for line in TAIL.recent_errors()]
-    return errors[0] if errors else "llama.cpp gave no reason"

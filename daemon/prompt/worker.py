@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from daemon.errors import TemplateFailed
 from daemon.messages import Message
+from daemon.native import gguf_check
 from daemon.native.vocab import Vocab
 from daemon.prompt.template import ChatPrompt, Template
 from daemon.prompt.tokens import PromptTokens
@@ -103,12 +104,13 @@ def begin() -> None:
 
 
 def open_vocab(model: Path, template_source: str | None, timeout: float, memory_mib: int) -> VocabInfo:
-    """Load the vocabulary, limit memory to `memory_mib` more than that took, try the template.
+    """Check the file, load its vocabulary, limit memory to `memory_mib` more than that took, try the template.
 
     Raises:
-        ModelUnusable: as `Vocab.open`.
+        ModelUnusable: as `gguf_check.check` and `Vocab.open`.
     """
     global _desk
+    gguf_check.check(model)
     vocab = _open.enter_context(Vocab.open(model))
     _desk = Desk(vocab, template_source, timeout)
     ceiling = _address_space() + memory_mib * 1024 * 1024
