@@ -235,7 +235,7 @@ async def test_files_that_cannot_be_used_are_told_at_the_start(tmp_path: Path) -
     binary = tmp_path / "binary.jinja"
     binary.write_bytes(b"\xff\xfe")
     for model, template, message in (
-        (broken, None, "magic"),
+        (broken, None, "not a GGUF file"),
         (tmp_path / "none.gguf", None, "no model file"),
         (MODEL, binary, "chat_template"),
         (MODEL, tmp_path / "none.jinja", "chat_template"),

@@ -48,7 +48,7 @@ def test_a_file_cut_in_the_middle_says_what_is_missing(tmp_path: Path, library_p
 
 def test_an_unknown_architecture_is_named(tmp_path: Path, library_path: Path) -> None:
     whole = minigguf.take_apart(minigguf.write_moe(tmp_path / "good.gguf"))
-    renamed = {name: value for name, value in whole.keys}
+    renamed = dict(whole.keys)
     for name in list(renamed):
         if name.startswith(b"qwen3moe."):
             renamed[name.replace(b"qwen3moe.", b"hyperloop.")] = renamed.pop(name)
