@@ -236,7 +236,7 @@ async def test_files_that_cannot_be_used_are_told_at_the_start(tmp_path: Path) -
     binary.write_bytes(b"\xff\xfe")
     for model, template, message in (
         (broken, None, "not a GGUF file"),
-        (tmp_path / "none.gguf", None, "no model file"),
+        (tmp_path / "none.gguf", None, "No such file"),
         (MODEL, binary, "chat_template"),
         (MODEL, tmp_path / "none.jinja", "chat_template"),
     ):
