@@ -49,9 +49,14 @@ class StreamsRun:
     peer: Arm
 
     @property
+    def ratios(self) -> tuple[float, ...]:
+        """Ours over the peer's, round by round: what disturbs the machine for longer than a round meets both."""
+        return tuple(ours / peer for ours, peer in zip(self.ours.rates, self.peer.rates, strict=True))
+
+    @property
     def ratio(self) -> float:
-        """Ours over the peer's, medians of the same run."""
-        return self.ours.rate / self.peer.rate
+        """Median of the rounds' ratios."""
+        return statistics.median(self.ratios)
 
     def as_json(self) -> dict[str, object]:
         """As scripts read it."""
@@ -62,6 +67,7 @@ class StreamsRun:
             "ours": self.ours.as_json(),
             "peer": self.peer.as_json(),
             "ratio": self.ratio,
+            "ratios": list(self.ratios),
         }
 
 
@@ -108,4 +114,5 @@ def table(result: StreamsRun) -> str:
         spread = f"{min(arm.rates):.1f}-{max(arm.rates):.1f}"
         first = statistics.median(arm.first_tokens) * 1e3
         lines.append(f"{arm.name:13s} {arm.rate:8.1f} tok/s ({spread}), first chunk {first:.0f} ms")
-    return "\n".join([*lines, f"ratio         {result.ratio:8.3f}"])
+    spread = f"{min(result.ratios):.3f}-{max(result.ratios):.3f}"
+    return "\n".join([*lines, f"ratio         {result.ratio:8.3f} ({spread}, {len(result.ratios)} rounds)"])
