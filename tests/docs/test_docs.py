@@ -13,11 +13,8 @@ from daemon.api.routes import TABLE
 from hotset_tools.cli import COMMANDS, make_app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", ROOT / "config.toml"]
-    + list((ROOT / "docs").rglob("*.md"))
-    + [ROOT / "patches" / "README.md"]
-)
+TOP = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "config.toml", "patches/README.md")
+PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
 OTHER_VARIABLES = {"HOTSET_CACHE"}
 CODE = re.compile(r"`([^`\n]+)`")
 FOLDERS = ("daemon", "hotset_tools", "patches", "tests", "docs", "models", "systemd", "scripts")
@@ -33,10 +30,11 @@ def by_page(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=by_page)
 def test_paths_exist(page: Path) -> None:
-    spans = {span for span in CODE.findall(page.read_text("utf-8")) if span.split("/")[0] in FOLDERS}
+    found = {span for span in CODE.findall(page.read_text("utf-8")) if span.split("/")[0] in FOLDERS}
+    spans = {span.split("::")[0].rstrip("/") for span in found if not set(" *") & set(span) and "..." not in span}
     links = {target for target in names(page, r"\]\(([^)#:]+)\)") if not target.startswith("http")}
     bases = (ROOT, page.parent)
-    for name in {span.split("::")[0].rstrip("/") for span in spans if not set(" *…") & set(span) and "..." not in span} | links:
+    for name in spans | links:
         candidates = [base / path for base in bases for path in (name, f"{name}.py")]
         assert any(path.exists() for path in candidates), f"{by_page(page)} names {name}"
 
