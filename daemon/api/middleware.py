@@ -143,4 +143,6 @@ def _log(request: web.Request, record: RequestRecord, status: int) -> None:
     endpoint = _endpoint(request)
     outcome = record.outcome or ("ok" if status < 400 else f"{status // 100}xx")
     services_of(request).metrics.request(endpoint, outcome, monotonic() - record.started)
-    log.info("request", method=request.method[:16], path=endpoint, status=status, outcome=outcome, **record.fields())
+    polled = request.method == "GET" and (status < 400 or status == 503)
+    write = log.debug if polled else log.info
+    write("request", method=request.method[:16], path=endpoint, status=status, outcome=outcome, **record.fields())

@@ -131,3 +131,16 @@ async def test_one_line_a_request_without_texts_and_keys(start: Start) -> None:
     assert (missing["status"], missing["code"], missing["path"]) == (404, "not_found", "unknown")
     assert "secret" not in stream.getvalue()
     assert "Once upon" not in stream.getvalue()
+
+
+async def test_polling_is_not_worth_a_line(start: Start) -> None:
+    stream = io.StringIO()
+    daemon = await start()
+    log.setup(LogSection(format="json"), stream, {})
+    await daemon.get("/health")
+    await daemon.get("/nowhere")
+    paths = [json.loads(line[3:])["path"] for line in stream.getvalue().splitlines()]
+    assert paths == ["unknown"]
+    log.set_level("debug")
+    await daemon.get("/health")
+    assert '"/health"' in stream.getvalue()
