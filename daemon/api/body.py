@@ -14,6 +14,10 @@ from daemon.errors import BadRequest, HotsetError, PayloadTooLarge
 MAX_DEPTH = 64
 MAX_CONTAINERS = 500_000
 """Brackets in a body; far more than any chat has, few enough to walk without holding other streams up for long."""
+MAX_OBJECTS = 50_000
+"""Each costs ten microseconds or more once it is typed; other streams wait meanwhile."""
+MAX_KEYS = 10_000
+"""Keys of one object."""
 MAX_DIGITS = 400
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -54,7 +58,8 @@ def parse(raw: bytes) -> dict[str, Any]:
 
     Raises:
         BadRequest: no UTF-8, no JSON, no object, duplicate keys, NaN or Infinity, numbers out of range, lone
-            surrogates, more than `MAX_DEPTH` levels or `MAX_CONTAINERS` containers.
+            surrogates, more than `MAX_DEPTH` levels, `MAX_CONTAINERS` brackets, `MAX_OBJECTS` objects, or `MAX_KEYS`
+            keys in one of them.
     """
     n_containers = raw.count(b"[") + raw.count(b"{")
     if n_containers > MAX_CONTAINERS:
@@ -65,7 +70,7 @@ def parse(raw: bytes) -> dict[str, Any]:
             parse_float=_float,
             parse_int=_int,
             parse_constant=_constant,
-            object_pairs_hook=_object,
+            object_pairs_hook=_Objects(),
         )
     except UnicodeDecodeError:
         raise BadRequest("The body is not UTF-8.") from None
@@ -106,11 +111,22 @@ def _int(text: str) -> int:
     return int(text)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise BadRequest("The body holds an object that names a key twice.")
-    return result
+class _Objects:
+    """Makes the objects of one body, and counts them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._count += 1
+        if self._count > MAX_OBJECTS:
+            raise BadRequest(f"The body holds more than {MAX_OBJECTS} objects.")
+        if len(pairs) > MAX_KEYS:
+            raise BadRequest(f"The body holds an object with more than {MAX_KEYS} keys.")
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise BadRequest("The body holds an object that names a key twice.")
+        return result
 
 
 def _check_depth(value: dict[str, Any]) -> None:
