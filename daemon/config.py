@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tomllib
 from collections.abc import Mapping
@@ -207,7 +208,7 @@ def api_keys(config: Config) -> tuple[str, ...]:
     """The keys of `http.keys` and of the lines of `http.keys_file`.
 
     Raises:
-        ConfigError: the file cannot be read or holds something that is no key.
+        ConfigError: the file cannot be read, is empty, or holds something that is no key.
     """
     if not config.http.keys_file:
         return config.http.keys
@@ -218,12 +219,18 @@ def api_keys(config: Config) -> tuple[str, ...]:
         raise ConfigError([("http.keys_file", "the file cannot be read")]) from None
     except ValidationError as error:
         raise ConfigError([("http.keys_file", _reason(dict(error.errors()[0])))]) from None
+    if not extra:
+        # Without this an emptied file would open a service on the network to everybody.
+        raise ConfigError([("http.keys_file", "the file holds no key")])
     return config.http.keys + extra
 
 
 def is_loopback(host: str) -> bool:
     """Whether binding `host` keeps the service on this machine."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _section_type(field: FieldInfo) -> type[Section]:

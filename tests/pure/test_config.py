@@ -147,7 +147,7 @@ def test_keys_come_from_the_file_too(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("third-key\nfourth-key\n", "utf-8")
     loaded = Config.model_validate({"http": {"keys": ["first-key"], "keys_file": str(tmp_path / "keys")}})
     assert config.api_keys(loaded) == ("first-key", "third-key", "fourth-key")
-    for bad in (b"short", b"\xff\xff", None):
+    for bad in (b"short", b"\xff\xff", b"", b" \n", None):
         if bad is None:
             (tmp_path / "keys").unlink()
         else:
@@ -155,3 +155,13 @@ def test_keys_come_from_the_file_too(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             config.api_keys(loaded)
         assert caught.value.problems[0][0] == "http.keys_file"
+
+
+@pytest.mark.parametrize("host", ["127.example.org", "127.0.0.1.evil.net", "::", "localhost.example.org"])
+def test_only_addresses_of_this_machine_are_loopback(host: str) -> None:
+    assert not config.is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
+def test_addresses_of_this_machine_need_no_key(host: str) -> None:
+    assert config.is_loopback(host)
