@@ -33,7 +33,7 @@ class Answer:
         self.first: float | None = None
         self.n_tokens = 0
         self.done: Done | None = None
-        self._abandoned = False
+        self._settled = False
         self._last = self.started
         self._clock = clock
         self._metrics = metrics
@@ -60,6 +60,7 @@ class Answer:
                     self._finish(event)
                     return event
                 else:
+                    self._settled = True
                     raise failure(event)
         finally:
             self.abandon()
@@ -67,9 +68,9 @@ class Answer:
 
     def abandon(self) -> None:
         """Give the ticket up unless it is over; may be called again."""
-        if self.done is not None or self._abandoned:
+        if self.done is not None or self._settled:
             return
-        self._abandoned = True
+        self._settled = True
         self._metrics.cancelled(self.stage)
         self.ticket.cancel()
 

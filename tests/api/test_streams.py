@@ -105,6 +105,12 @@ async def test_a_closed_socket_cancels(daemon: Daemon, path: str, stage: str, st
     assert f'hotset_cancelled_total{{stage="{stage}"}} 1.0' in metrics
 
 
+async def test_a_failed_answer_is_not_counted_as_given_up(daemon: Daemon) -> None:
+    daemon.fakes.admission.script = lambda submit: [Failed(id=submit.id, code="engine_failed", message="it died")]
+    assert (await daemon.chat()).status == 500
+    assert "hotset_cancelled_total{" not in (await daemon.get("/metrics")).body.decode()
+
+
 async def test_a_closed_socket_cancels_every_answer(daemon: Daemon) -> None:
     daemon.fakes.admission.script = nothing
     client = await Client.send(daemon, stream=True, n=3)
