@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -22,7 +23,7 @@ from daemon.messages import REPORT, Load, LoadFailed, Loading, ModelInfo, Ready,
 
 State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
-RestartReason = Literal["load", "hang", "signal", "exit"]
+RestartReason = Literal["start", "load", "hang", "signal", "exit"]
 
 LONG_LIFE_SECONDS = 60.0
 """An engine that was ready for this long did not die of its start; the next delay begins small again."""
@@ -150,21 +151,28 @@ class Supervisor:
     async def stop(self, seconds: float = 5.0) -> None:
         """Ask the engine to end, and kill it if it has not within `seconds`."""
         self._change("stopped", "the service is stopping")
-        if self._process is None:
+        process = self._process
+        if process is None:
             return
         self.send(Shutdown())
         try:
             async with asyncio.timeout(seconds):
-                await self._process.wait()
+                await process.wait()
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
     async def _one_life(self) -> str:
         """Start one engine and see it through; returns why it ended."""
         self._load_failed, self._hung, self._ready_at = None, False, 0.0
         self._stderr.clear()
-        process = self._process = await self._spawn()
+        try:
+            process = self._process = await self._spawn()
+        except OSError as error:
+            why, self._kind = f"it could not be started: {error.strerror}", "start"
+            self._lost(why)
+            return why
         watchers = [asyncio.create_task(self._read_stderr(process)), asyncio.create_task(self._watch(process))]
         try:
             code = await process.wait()
@@ -184,14 +192,18 @@ class Supervisor:
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *self._command(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-            )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
+                )
+        except BaseException:
+            ours.close()
+            raise
         self._spawned = self._heard = self._clock()
         loop = asyncio.get_running_loop()
         _, self._link = await loop.create_connection(lambda: _Link(self._on_body), sock=ours)
@@ -277,7 +289,7 @@ class Supervisor:
         if self._hung:
             return "it was silent for too long", "hang"
         if code < 0:
-            return f"killed by {signal.Signals(-code).name}", "signal"
+            return f"killed by {_signal_name(-code)}", "signal"
         return f"exit code {code}", "exit"
 
     def _next_delay(self) -> float:
@@ -288,3 +300,11 @@ class Supervisor:
         else:
             self._delay = min(self._delay * 2, settings.restart_delay_max_seconds)
         return self._delay
+
+
+def _signal_name(number: int) -> str:
+    """SIGKILL; real-time signals have no names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

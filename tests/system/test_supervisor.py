@@ -52,7 +52,9 @@ async def supervised(*behaviours: str, settings: EngineSection = FAST) -> AsyncI
     lives = iter(behaviours[:-1])
 
     def command(fd: int) -> list[str]:
-        return [sys.executable, str(DOUBLE), str(fd), next(lives, behaviours[-1])]
+        behaviour = next(lives, behaviours[-1])
+        program = "/no/such/program" if behaviour == "cannot start" else sys.executable
+        return [program, str(DOUBLE), str(fd), behaviour]
 
     ear = Ear()
     supervisor = Supervisor(
@@ -96,6 +98,25 @@ async def test_a_killed_engine_is_replaced_and_its_loss_told() -> None:
         assert supervisor.pid != first
         assert ear.lost == ["The engine ended: killed by SIGKILL."]
         assert (supervisor.restarts, ear.reasons) == (1, ["signal"])
+
+
+async def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    async with supervised("good") as (supervisor, ear):
+        await until(lambda: supervisor.state == "ready")
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGRTMIN + 5)
+        await until(lambda: ear.ready == 2)
+        assert ear.lost == [f"The engine ended: killed by signal {signal.SIGRTMIN + 5}."]
+
+
+async def test_an_engine_that_cannot_be_started_is_tried_again() -> None:
+    """No memory for a fork, no file descriptor left: both pass."""
+    async with supervised("good", "cannot start", "good") as (supervisor, ear):
+        await until(lambda: supervisor.state == "ready")
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: ear.ready == 2)
+        assert ear.reasons == ["signal", "start"]
 
 
 async def test_a_hung_engine_is_replaced() -> None:
