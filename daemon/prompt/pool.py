@@ -109,10 +109,14 @@ class TextPool:
         return await self._do(worker.detokenize, tokens)
 
     async def _do(self, job: Callable[..., T], *arguments: object) -> T:
-        """Run a job on the next idle worker. A caller that is cancelled leaves; the job ends in its time."""
+        """Run a job on the next idle worker.
+
+        A caller that is cancelled leaves: a job that has begun ends in its time, another never begins.
+        """
         if self._closed:
             raise PoolClosed("The service is shutting down.")
-        task = asyncio.ensure_future(self._on_idle_lane(job, arguments))
+        lane = await self._idle.get()
+        task = asyncio.ensure_future(self._on_lane(lane, job, arguments))
         self._jobs.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
@@ -122,8 +126,7 @@ class TextPool:
         if not task.cancelled():
             task.exception()  # a caller that left does not fetch it
 
-    async def _on_idle_lane(self, job: Callable[..., T], arguments: tuple[object, ...]) -> T:
-        lane = await self._idle.get()
+    async def _on_lane(self, lane: _Lane, job: Callable[..., T], arguments: tuple[object, ...]) -> T:
         try:
             if self._closed:
                 raise PoolClosed("The service is shutting down.")

@@ -198,6 +198,18 @@ async def test_a_caller_that_leaves_disturbs_nobody(start: Start) -> None:
     assert (await pool.chat(HELLO)).tokens
 
 
+async def test_the_job_of_a_caller_that_left_before_its_turn_is_never_begun(start: Start, tmp_path: Path) -> None:
+    pool = await start()
+    first = asyncio.ensure_future(pool._do(time.sleep, 0.2))
+    await asyncio.sleep(0)
+    leaving = asyncio.ensure_future(pool._do((tmp_path / "begun").touch))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await first
+    assert (await pool.chat(HELLO)).tokens
+    assert not (tmp_path / "begun").exists()
+
+
 async def test_the_event_loop_runs_while_workers_start_and_work(start: Start) -> None:
     beats = 0
 
