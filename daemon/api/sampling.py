@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from daemon.api.schema import LogitBias, SamplingFields
+from daemon.api.schema import MAX_BIASES, LogitBias, SamplingFields
 from daemon.api.services import TextPool
 from daemon.config import SamplingSection
 from daemon.errors import BadRequest
 from daemon.messages import Sampling
 
 NEVER = -1e30
-MAX_BIASES = 4096
 _SEEDS = 2**32
 _RANDOM_SEED = _SEEDS - 1
 """llama.cpp's own mark for "a random one"."""

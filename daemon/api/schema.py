@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -13,8 +13,14 @@ MAX_N = 4
 MAX_STOPS = 16
 MAX_TOP = 20
 MAX_TOKENS = 2**31 - 1
-LogitBias = dict[str, float] | list[list[int | float | str | bool]]
-Tokens = list[int]
+MAX_BIASES = 4096
+MAX_KWARGS = 32
+ItemT = TypeVar("ItemT")
+Many = Annotated[list[ItemT], Field(fail_fast=True)]
+"""A list that is read up to its first fault: each fault costs microseconds and a kilobyte, and a body has room for
+millions."""
+LogitBias = dict[str, float] | Many[Many[int | float | str | bool]]
+Tokens = Many[int]
 
 
 class Body(BaseModel):
@@ -59,7 +65,7 @@ class SamplingFields(Body):
     dry_base: float | None = Field(None, ge=1, le=100)
     dry_allowed_length: int | None = Field(None, ge=0, le=1_000_000)
     dry_penalty_last_n: int | None = Field(None, ge=-1, le=1_000_000)
-    dry_sequence_breakers: list[str] | None = Field(None, max_length=64)
+    dry_sequence_breakers: Many[str] | None = Field(None, max_length=64)
     mirostat: int | None = Field(None, ge=0, le=2)
     mirostat_tau: float | None = Field(None, ge=0, le=100)
     mirostat_eta: float | None = Field(None, ge=0, le=1)
@@ -70,6 +76,11 @@ class SamplingFields(Body):
         None,
         description='{"token id": bias} or [[id or text, bias or false]]; -100 or false: never.',
     )
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, bias: Any) -> Any:
+        return _at_most(MAX_BIASES, "tokens can have a bias", bias)
 
     @field_validator("dry_sequence_breakers")
     @classmethod
@@ -84,7 +95,7 @@ class GenerationFields(SamplingFields):
 
     model: str | None = Field(None, max_length=512)
     stream: bool = False
-    stop: str | list[str] | None = Field(None, description=f"At most {MAX_STOPS}, none of them empty.")
+    stop: str | Many[str] | None = Field(None, description=f"At most {MAX_STOPS}, none of them empty.")
     max_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="-1: all that fits.")
     max_completion_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS)
     n_predict: int | None = Field(None, ge=-1, le=MAX_TOKENS)
@@ -150,9 +161,9 @@ class ChatMessage(Body):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Many[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -160,15 +171,20 @@ class ChatMessage(Body):
 class ChatFields(Body):
     """What becomes a prompt through the chat template."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Many[ChatMessage] = Field(min_length=1)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(None, max_length=32)
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = Field(None, max_length=MAX_KWARGS)
     reasoning_effort: str | None = Field(None, max_length=32)
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _few_kwargs(cls, kwargs: Any) -> Any:
+        return _at_most(MAX_KWARGS, "template arguments", kwargs)
 
 
 class ChatRequest(GenerationFields, ChatFields):
@@ -183,7 +199,7 @@ class ChatRequest(GenerationFields, ChatFields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | Tokens | list[Tokens]
+    prompt: str | Many[str] | Tokens | Many[Tokens]
     n: int = Field(1, ge=1, le=MAX_N)
     best_of: int | None = Field(None, ge=1, le=MAX_N)
     echo: bool = False
@@ -199,13 +215,13 @@ class PromptObject(Body):
     multimodal_data: Any = None
 
 
-NativePrompt = str | PromptObject | list[int | str]
+NativePrompt = str | PromptObject | Many[int | str]
 
 
 class NativeRequest(GenerationFields):
     """POST /completion, llama-server's shape."""
 
-    prompt: NativePrompt | list[NativePrompt]
+    prompt: NativePrompt | Many[NativePrompt]
     n_probs: int = Field(0, ge=0, le=100)
     return_tokens: bool = False
 
@@ -239,6 +255,13 @@ def validate(model: type[BodyT], data: dict[str, Any]) -> BodyT:
     path = _path(first["loc"])
     what = str(first["msg"]).removeprefix("Value error, ")
     raise BadRequest(f"{path}: {what}" if path else what, param=path or None)
+
+
+def _at_most(limit: int, what: str, given: Any) -> Any:
+    """Before each value is looked at: objects are read to their end, however many faults they have."""
+    if isinstance(given, dict | list) and len(given) > limit:
+        raise ValueError(f"at most {limit} {what}")
+    return given
 
 
 def unknown_names(model: type[Body], data: dict[str, Any]) -> set[str]:

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from daemon.api import schema
 from tests.api.conftest import Daemon, Reply, Start
 
 CHAT = "/v1/chat/completions"
@@ -227,3 +229,31 @@ async def test_number_of_remembered_names_is_bounded(daemon: Daemon) -> None:
 
     await daemon.chat(**{f"x{number}": 1 for number in range(1000)})
     assert len(daemon.app[UNKNOWN]) == MAX_UNKNOWN
+
+
+MANY = 5000
+MESSAGE = {"role": "user", "content": "x"}
+FAULTY: dict[str, tuple[type[schema.Body], dict[str, Any]]] = {
+    "messages": (schema.ChatRequest, {"messages": [1] * MANY}),
+    "content": (schema.ChatRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+    "tool calls": (schema.ChatRequest, {"messages": [{"role": "user", "tool_calls": [1] * MANY}]}),
+    "template": (schema.ChatFields, {"messages": [MESSAGE], "chat_template_kwargs": {str(i): [] for i in range(MANY)}}),
+    "prompt": (schema.CompletionRequest, {"prompt": [1.5] * MANY}),
+    "prompts": (schema.CompletionRequest, {"prompt": [[1.5] * MANY]}),
+    "native prompt": (schema.NativeRequest, {"prompt": [1.5] * MANY}),
+    "native prompts": (schema.NativeRequest, {"prompt": [[1.5] * MANY]}),
+    "stop": (schema.NativeRequest, {"prompt": "x", "stop": [1] * MANY}),
+    "breakers": (schema.NativeRequest, {"prompt": "x", "dry_sequence_breakers": [1] * MANY}),
+    "bias": (schema.NativeRequest, {"prompt": "x", "logit_bias": {str(i): "x" for i in range(MANY)}}),
+    "bias pairs": (schema.NativeRequest, {"prompt": "x", "logit_bias": [1] * MANY}),
+    "long bias pair": (schema.NativeRequest, {"prompt": "x", "logit_bias": [[None] * MANY]}),
+    "tokens": (schema.DetokenizeRequest, {"tokens": ["x"] * MANY}),
+}
+
+
+@pytest.mark.parametrize(("model", "data"), FAULTY.values(), ids=FAULTY.keys())
+def test_faults_are_not_collected(model: type[schema.Body], data: dict[str, Any]) -> None:
+    """Four megabytes of them took a minute and six gigabytes, and everybody else waited."""
+    with pytest.raises(ValidationError) as raised:
+        model.model_validate(data)
+    assert raised.value.error_count() <= 8
