@@ -32,7 +32,8 @@ class Loaded:
 
     def __init__(self, spec: Load, progress: Callable[[float], None]) -> None:
         file = gguf_check.check(Path(spec.model))
-        available = psutil.virtual_memory().available
+        lack = gguf_check.memory_warning(file.facts, psutil.virtual_memory().available)
+        spec = _for_memory(spec, lack)
         self._exports = abi.bind(library.handle())
         devices.load_backends(spec.device)
         with ExitStack() as stack:
@@ -45,7 +46,7 @@ class Loaded:
             self.context = stack.enter_context(
                 Context(self.model, spec, n_ctx=cells, n_threads=decode_threads, n_threads_batch=batch_threads)
             )
-            self.info = self._describe(spec, file, n_ctx, available)
+            self.info = self._describe(spec, file, n_ctx, lack)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Loaded:
@@ -54,7 +55,7 @@ class Loaded:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
 
-    def _describe(self, spec: Load, file: GgufFile, n_ctx: int, available: int) -> ModelInfo:
+    def _describe(self, spec: Load, file: GgufFile, n_ctx: int, lack: str | None) -> ModelInfo:
         facts = file.facts
         return ModelInfo(
             name=spec.name or _plain_name(file),
@@ -78,7 +79,7 @@ class Loaded:
             devices=devices.list_devices(),
             build=", ".join(f"{key} {value}" for key, value in self._exports.build_info.items()),
             residency=_residency(file),
-            warnings=_warnings(file, n_ctx, available),
+            warnings=_warnings(file, n_ctx, lack),
         )
 
 
@@ -111,11 +112,16 @@ def _residency(file: GgufFile) -> str:
     return "off: this build places experts by layer only"
 
 
-def _warnings(file: GgufFile, n_ctx: int, available: int) -> list[str]:
+def _for_memory(spec: Load, lack: str | None) -> Load:
+    """A model that memory cannot hold stays in its file: what is rearranged or read in is a copy that the kernel cannot
+    drop, so it would kill the engine instead."""
+    return spec if lack is None else spec.model_copy(update={"repack": False, "load_mode": "mmap"})
+
+
+def _warnings(file: GgufFile, n_ctx: int, lack: str | None) -> list[str]:
     warnings = []
-    memory = gguf_check.memory_warning(file.facts, available)
-    if memory is not None:
-        warnings.append(memory)
+    if lack is not None:
+        warnings.append(f'{lack} For this, engine.repack counts as false and model.load as "mmap".')
     trained = file.facts.n_ctx_train
     if trained and n_ctx > trained:
         warnings.append(f"model.context is {n_ctx}, but the model was trained for {trained} tokens")

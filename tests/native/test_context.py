@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from daemon.engine.loop import Loop
 from daemon.engine.roster import Limits
 from daemon.engine.sampling import chain
 from daemon.errors import ModelUnusable
-from daemon.messages import Done, Failed, Sampling, Submit
+from daemon.messages import Done, Failed, Load, Sampling, Submit
 from daemon.model_files import EMBEDDED_MODEL, load_command
+from daemon.native.model import Model
 from tests.engine_fakes import FakePipe
 from tests.minigguf import write_dense
 
@@ -173,6 +174,29 @@ def test_a_model_larger_than_memory_is_served_with_a_warning(
     with Loaded(spec(), lambda _: None) as model:
         (warning,) = model.info.warnings
     assert "mapped file" in warning
+
+
+@pytest.mark.parametrize("load", ["auto", "none"])
+def test_a_model_larger_than_memory_stays_in_its_file(
+    load: str, library_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rearranged weights are a copy in memory that cannot be dropped: the kernel would kill the engine."""
+
+    class Little:
+        available = 8 << 20
+
+    used: list[Load] = []
+
+    class Watched(Model):
+        def __init__(self, spec: Load, progress: Callable[[float], None]) -> None:
+            used.append(spec)
+            super().__init__(spec, progress)
+
+    monkeypatch.setattr(loading.psutil, "virtual_memory", Little)
+    monkeypatch.setattr(loading, "Model", Watched)
+    with Loaded(spec(repack=True).model_copy(update={"load_mode": load}), lambda _: None) as model:
+        assert "engine.repack" in model.info.warnings[0]
+    assert [(one.repack, one.load_mode) for one in used] == [(False, "mmap")]
 
 
 def test_a_dense_model_is_served_and_says_that_there_is_nothing_to_place(tmp_path: Path, library_path: Path) -> None:
