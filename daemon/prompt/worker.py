@@ -100,6 +100,7 @@ def begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _alarm)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml would start a debugger, which prints what is on the stack
     _end_with_parent()
 
 

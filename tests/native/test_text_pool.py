@@ -187,6 +187,11 @@ async def test_a_job_that_kills_its_worker_twice_fails_alone(start: Start) -> No
     assert (await pool.chat(HELLO)).tokens
 
 
+async def test_a_worker_that_aborts_starts_no_debugger(start: Start) -> None:
+    """One would hold the request up, and print its text."""
+    assert await (await start())._do(os.getenv, "GGML_NO_BACKTRACE") == "1"
+
+
 async def test_a_caller_that_leaves_disturbs_nobody(start: Start) -> None:
     pool = await start()
     for _ in range(20):
