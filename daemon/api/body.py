@@ -23,7 +23,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class UnsupportedMediaType(HotsetError):
-    """The body is not application/json in UTF-8 (415)."""
+    """The body is not application/json in UTF-8, or it is compressed (415)."""
 
     status = 415
     code = "unsupported_media_type"
@@ -34,7 +34,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
-        UnsupportedMediaType: another content type or charset.
+        UnsupportedMediaType: another content type or charset, or a content encoding.
         PayloadTooLarge: more than http.max_body_mib.
         BadRequest: not JSON, not an object, or JSON that another reader would understand differently.
     """
@@ -92,6 +92,8 @@ def _check_type(request: web.Request) -> None:
     charset = request.charset
     if charset is not None and charset.lower() not in ("utf-8", "utf8"):
         raise UnsupportedMediaType("The body must be UTF-8.")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedMediaType("The body must be sent without a Content-Encoding.")
 
 
 def _constant(name: str) -> float:

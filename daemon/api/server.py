@@ -37,11 +37,15 @@ def make_app(services: Services) -> web.Application:
 
 
 def make_runner(app: web.Application, *, shutdown_timeout: float = 0.0) -> web.AppRunner:
-    """The runner that must be used: a closed socket cancels its handler, no access log, errors in JSON."""
+    """The runner that must be used: a closed socket cancels its handler, no access log, errors in JSON.
+
+    Bodies are not unpacked: they are refused, and what cannot be unpacked would end in a traceback of aiohttp's.
+    """
     return _Runner(
         app,
         handler_cancellation=True,
         access_log=None,
+        auto_decompress=False,
         keepalive_timeout=KEEPALIVE_SECONDS,
         shutdown_timeout=shutdown_timeout,
     )

@@ -112,6 +112,17 @@ async def test_other_content_types(daemon: Daemon, content_type: str | None) -> 
     check(await daemon.raw(message(GOOD + b"}", content_type=content_type)), 415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/nowhere"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "unknown"])
+async def test_compressed_bodies_are_not_touched(
+    daemon: Daemon, path: str, encoding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = await daemon.raw(message(GOOD + b"}", path=path, extra=f"Content-Encoding: {encoding}\r\n"))
+    assert reply.status == {CHAT: 415, "/v1/embeddings": 501, "/nowhere": 404}[path]
+    assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
 async def test_json_content_types(daemon: Daemon, content_type: str) -> None:
     assert (await daemon.raw(message(GOOD + b"}", content_type=content_type))).status == 200
