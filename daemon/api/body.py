@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -19,6 +20,8 @@ MAX_OBJECTS = 50_000
 MAX_KEYS = 10_000
 """Keys of one object."""
 MAX_DIGITS = 400
+LARGE = 1024 * 1024
+"""Bytes from which a body is read in a thread: 30 MiB of numbers take seconds, in which other streams go on."""
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -45,7 +48,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
         raise too_large(request) from None
     except (web.RequestPayloadError, ValueError):
         raise BadRequest("The body could not be read.") from None
-    return parse(raw)
+    return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
 
 
 def too_large(request: web.Request) -> PayloadTooLarge:

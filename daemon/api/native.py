@@ -25,7 +25,8 @@ from daemon.api.schema import (
     TokenizeRequest,
 )
 from daemon.api.services import TextPool
-from daemon.errors import BadRequest
+from daemon.errors import BadRequest, ContextLengthExceeded
+from daemon.messages import ModelInfo
 
 
 async def completion(request: web.Request) -> web.StreamResponse:
@@ -36,8 +37,9 @@ async def completion(request: web.Request) -> web.StreamResponse:
     refuse_fields(data)
     info = loaded(services)
     sampling = await read_sampling(body, services.config.sampling, services.pool, info.n_vocab)
+    _refuse_long(body.prompt, info)
     prompts = _prompts(body)
-    sources = [await _source(prompt, services.pool, info.n_vocab) for prompt in prompts]
+    sources = [await _source(prompt, services.pool, info) for prompt in prompts]
     record = current_record()
     logprobs = body.n_probs if body.n_probs > 0 else None
     planned = plan(record.id, sources, body, sampling, info, param="prompt", logprobs=logprobs)
@@ -108,18 +110,27 @@ def _prompts(body: NativeRequest) -> list[NativePrompt]:
     return prompts
 
 
-async def _source(prompt: NativePrompt, pool: TextPool, n_vocab: int) -> Source:
+def _refuse_long(prompt: Any, info: ModelInfo) -> None:
+    """Before each part is looked at: millions of them would hold every stream up, or the text pool."""
+    if isinstance(prompt, list) and len(prompt) > max(info.n_ctx, MAX_ANSWERS):
+        error = ContextLengthExceeded(len(prompt), info.n_ctx)
+        error.param = "prompt"
+        raise error
+
+
+async def _source(prompt: NativePrompt, pool: TextPool, info: ModelInfo) -> Source:
     if isinstance(prompt, PromptObject):
         if prompt.multimodal_data:
             raise unsupported("multimodal_data")
         prompt = prompt.prompt_string
     if isinstance(prompt, str):
         return Source(await prompt_tokens(prompt, pool), prompt)
+    _refuse_long(prompt, info)
     tokens: list[int] = []
     for place, part in enumerate(prompt):
         if isinstance(part, str):
             tokens += await pool.tokenize(part, add_special=place == 0, parse_special=True)
         else:
             tokens.append(part)
-    check_tokens(tokens, n_vocab, "prompt")
+    check_tokens(tokens, info.n_vocab, "prompt")
     return Source(tokens, await pool.detokenize(tokens))

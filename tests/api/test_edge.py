@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from daemon.api import schema
+from daemon.api import body, schema
 from tests.api.conftest import Daemon, Reply, Start
 
 CHAT = "/v1/chat/completions"
@@ -268,3 +270,19 @@ def test_faults_are_not_collected(model: type[schema.Body], data: dict[str, Any]
     with pytest.raises(ValidationError) as raised:
         model.model_validate(data)
     assert raised.value.error_count() <= 8
+
+
+async def test_a_large_body_holds_nobody_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    others_go_on = threading.Event()
+    parse = body.parse
+
+    def slowly(raw: bytes) -> dict[str, Any]:
+        assert others_go_on.wait(5)
+        return parse(raw)
+
+    monkeypatch.setattr(body, "parse", slowly)
+    large = message(GOOD + b',"x":"' + b" " * body.LARGE + b'"}')
+    reply = asyncio.create_task(daemon.raw(large))
+    assert (await daemon.raw(message(b"", method="GET", path="/health"))).status == 200
+    others_go_on.set()
+    assert (await reply).status == 200

@@ -178,3 +178,10 @@ async def test_slots(daemon: Daemon) -> None:
     all_busy = [busy.model_copy(update={"seq_id": seq_id}) for seq_id in range(4)]
     daemon.fakes.supervisor.snapshot = Snapshot(slots=all_busy)
     assert (await daemon.get("/slots?fail_on_no_slot=1")).status == 503
+
+
+@pytest.mark.parametrize("prompt", [[65] * 4097, [[65] * 4097], [65, *[""] * 4096], [[65, *[""] * 4096]]])
+async def test_prompts_of_too_many_parts(daemon: Daemon, prompt: Any) -> None:
+    reply = await complete(daemon, prompt)
+    assert (reply.status, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert reply.json()["error"]["param"] == "prompt"
