@@ -27,14 +27,17 @@ def check_files(config: Config) -> None:
     Raises:
         ConfigError: lists every one that is not.
     """
-    problems = []
-    if not model_path(config).is_file():
-        problems.append(("model.path", f"there is no file {model_path(config)}"))
-    template = template_path(config)
-    if template is not None and not template.is_file():
-        problems.append(("model.chat_template", f"there is no file {template}"))
+    files = {"model.path": model_path(config), "model.chat_template": template_path(config)}
+    problems = [(key, fault) for key, path in files.items() if path is not None and (fault := _fault(path))]
     if problems:
         raise ConfigError(problems)
+
+
+def _fault(path: Path) -> str | None:
+    try:
+        return None if path.is_file() else f"there is no file {path}"
+    except OSError as error:  # a directory that may not be searched, a name that is too long
+        return f"{path} cannot be reached: {error.strerror}"
 
 
 def load_command(config: Config) -> Load:

@@ -11,6 +11,7 @@ import pytest
 from daemon import config
 from daemon.config import Config, Effect
 from daemon.errors import ConfigError
+from daemon.model_files import check_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -165,3 +166,13 @@ def test_only_addresses_of_this_machine_are_loopback(host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
 def test_addresses_of_this_machine_need_no_key(host: str) -> None:
     assert config.is_loopback(host)
+
+
+@pytest.mark.parametrize("key", ["path", "chat_template"])
+def test_files_that_cannot_be_reached(key: str, tmp_path: Path) -> None:
+    model = {"path": str(tmp_path / "model.gguf"), key: "/" + "x" * 5000}
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError) as caught:
+        check_files(Config.model_validate({"model": model}))
+    assert [path for path, _ in caught.value.problems] == [f"model.{key}"]
+    assert "File name too long" in caught.value.problems[0][1]
