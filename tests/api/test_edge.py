@@ -273,16 +273,18 @@ def test_faults_are_not_collected(model: type[schema.Body], data: dict[str, Any]
 
 
 async def test_a_large_body_holds_nobody_up(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    others_go_on = threading.Event()
+    begun, others_go_on = threading.Event(), threading.Event()
     parse = body.parse
 
     def slowly(raw: bytes) -> dict[str, Any]:
+        begun.set()
         assert others_go_on.wait(5)
         return parse(raw)
 
     monkeypatch.setattr(body, "parse", slowly)
     large = message(GOOD + b',"x":"' + b" " * body.LARGE + b'"}')
     reply = asyncio.create_task(daemon.raw(large))
+    assert await asyncio.to_thread(begun.wait, 5)
     assert (await daemon.raw(message(b"", method="GET", path="/health"))).status == 200
     others_go_on.set()
     assert (await reply).status == 200
