@@ -177,6 +177,10 @@ class Admission:
         for ticket in lost:
             self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message=why))
 
+    def engine_unlikely(self, why: str) -> None:
+        """No engine is to be expected soon: who waits is told instead of kept."""
+        self._fail_waiting(why)
+
     def deliver(self, event: RequestEvent) -> None:
         """Hand an event of the engine to its reader; the end of one answer starts the next."""
         ticket = self._running.get(event.id)
@@ -193,9 +197,7 @@ class Admission:
     async def drain(self, seconds: float) -> None:
         """Take nothing more, fail what waits, and give what runs up to `seconds` to finish."""
         self._closing = True
-        waiting, self._waiting = list(self._waiting), deque()
-        for ticket in waiting:
-            self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message="The service is stopping."))
+        self._fail_waiting("The service is stopping.")
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -203,6 +205,11 @@ class Admission:
             self.engine_lost("The service is stopping.")
 
     # -- inside
+
+    def _fail_waiting(self, why: str) -> None:
+        waiting, self._waiting = list(self._waiting), deque()
+        for ticket in waiting:
+            self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message=why))
 
     def _has_room(self) -> bool:
         return not self._waiting and len(self._running) < self._engine.capacity

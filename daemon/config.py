@@ -81,6 +81,7 @@ class EngineSection(Section):
     cache_type_v: CacheType = next_load("f16")
     repack: bool = next_load(True)
     hang_seconds: float = live(300.0, ge=5, le=86_400)
+    load_hang_seconds: float = live(1800.0, ge=5, le=86_400)
     restart_delay_seconds: float = live(1.0, ge=0.05, le=600)
     restart_delay_max_seconds: float = live(60.0, ge=0.05, le=3600)
 

@@ -25,11 +25,15 @@ State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 RestartReason = Literal["start", "load", "hang", "signal", "exit"]
 
+HOPELESS_LIVES = 3
+"""Engines in a row that died before they were ready, after which nobody is left waiting for the next."""
+
 LONG_LIFE_SECONDS = 60.0
 """An engine that was ready for this long did not die of its start; the next delay begins small again."""
 
 _STDERR_LINES = 40
 _ABORT_SECONDS = 3.0
+_LAST_WORDS_SECONDS = 2.0
 
 log = logging.getLogger("hotset.supervisor")
 
@@ -43,6 +47,9 @@ class Listener(Protocol):
     def engine_lost(self, why: str) -> None:
         """It is gone, with all that ran."""
 
+    def engine_unlikely(self, why: str) -> None:
+        """None is to be expected soon: it is no use to wait."""
+
     def deliver(self, event: RequestEvent) -> None:
         """It said this about one request."""
 
@@ -55,9 +62,9 @@ def engine_command(fd: int) -> list[str]:
 class _Link(asyncio.Protocol):
     """The service's end of the socketpair."""
 
-    def __init__(self, on_body: Callable[[bytes], None]) -> None:
+    def __init__(self, on_body: Callable[[bytes], None], on_close: Callable[[], None]) -> None:
         self._decoder = Decoder()
-        self._on_body = on_body
+        self._on_body, self._on_close = on_body, on_close
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,6 +74,9 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for body in self._decoder.feed(data):
             self._on_body(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_close()
 
     def send(self, message: BaseModel) -> None:
         if self.transport is not None and not self.transport.is_closing():
@@ -108,6 +118,7 @@ class Supervisor:
         self._heard = self._spawned = self._ready_at = 0.0
         self._delay = 0.0
         self._hung = False
+        self._n_still_born = 0
         self._kind: RestartReason = "exit"
 
     # -- what admission sees
@@ -176,7 +187,8 @@ class Supervisor:
         watchers = [asyncio.create_task(self._read_stderr(process)), asyncio.create_task(self._watch(process))]
         try:
             code = await process.wait()
-            await watchers[0]
+            # Its last words; a grandchild may keep the pipe open for ever.
+            await asyncio.wait(watchers[:1], timeout=_LAST_WORDS_SECONDS)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -206,7 +218,7 @@ class Supervisor:
             raise
         self._spawned = self._heard = self._clock()
         loop = asyncio.get_running_loop()
-        _, self._link = await loop.create_connection(lambda: _Link(self._on_body), sock=ours)
+        _, self._link = await loop.create_connection(lambda: _Link(self._on_body, self._on_close), sock=ours)
         self._link.send(self._spec())
         return process
 
@@ -223,11 +235,12 @@ class Supervisor:
                 log.warning("engine: %s", line)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Replace an engine that is silent although an idle one reports every second."""
+        """Replace an engine that is silent: a ready one reports every second or step, one that loads its progress."""
         while True:
-            limit = self._settings().hang_seconds
+            settings = self._settings()
+            limit = settings.hang_seconds if self._ready_at else settings.load_hang_seconds
             silent = self._clock() - self._heard
-            if self.state == "ready" and silent >= limit:
+            if silent >= limit:
                 self._hung = True
                 process.send_signal(signal.SIGABRT)  # faulthandler writes the Python stacks to stderr
                 await asyncio.sleep(_ABORT_SECONDS)
@@ -250,6 +263,11 @@ class Supervisor:
             self._load_failed = report
         else:
             self.snapshot = report
+
+    def _on_close(self) -> None:
+        """The socket closes before the process is reaped: what comes in between must wait, not be sent."""
+        if self.state == "ready":
+            self._change("restarting", "the engine closed its end")
 
     def _on_step(self, step: Step) -> None:
         if step.snapshot is not None:
@@ -279,8 +297,11 @@ class Supervisor:
             self._change("restarting", why)
         self.reason = why if self.state != "stopped" else self.reason
         self.snapshot = Snapshot()
+        self._n_still_born = 0 if self._ready_at else self._n_still_born + 1
         if self.listener is not None:
             self.listener.engine_lost(f"The engine ended: {why}.")
+            if self._n_still_born >= HOPELESS_LIVES or (self._load_failed is not None and self._load_failed.fatal):
+                self.listener.engine_unlikely(f"The engine cannot be started: {why}.")
 
     def _why(self, code: int) -> tuple[str, RestartReason]:
         """Why the engine ended, in words and as a metric's label."""

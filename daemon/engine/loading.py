@@ -12,7 +12,7 @@ import psutil
 
 from daemon.engine import sizes
 from daemon.errors import ModelUnusable
-from daemon.messages import Load, ModelInfo
+from daemon.messages import Device, Load, ModelInfo
 from daemon.native import abi, devices, gguf_check, library
 from daemon.native.context import Context
 from daemon.native.gguf_check import GgufFile
@@ -32,10 +32,17 @@ class Loaded:
 
     def __init__(self, spec: Load, progress: Callable[[float], None]) -> None:
         file = gguf_check.check(Path(spec.model))
-        lack = gguf_check.memory_warning(file.facts, psutil.virtual_memory().available)
-        spec = _for_memory(spec, lack)
         self._exports = abi.bind(library.handle())
         devices.load_backends(spec.device)
+        self._devices = devices.list_devices()
+        room = psutil.virtual_memory().available + sizes.bytes_on_devices(
+            sum(device.memory_free for device in self._devices if device.kind == "gpu"),
+            spec.gpu_layers / max(1, file.facts.n_layer) if spec.gpu_layers >= 0 else 1.0,
+            file.facts.other_bytes,
+            file.facts.expert_bytes if spec.cpu_moe_layers == 0 else 0,
+        )
+        lack = gguf_check.memory_warning(file.facts, room)
+        spec = _for_memory(spec, lack)
         with ExitStack() as stack:
             self.model = stack.enter_context(Model(spec, progress))
             if not self.model.has_decoder or self.model.has_encoder:
@@ -76,10 +83,10 @@ class Loaded:
             n_ubatch=self.context.n_ubatch,
             bos=self.vocab.bos,
             eos=self.vocab.eos,
-            devices=devices.list_devices(),
+            devices=self._devices,
             build=", ".join(f"{key} {value}" for key, value in self._exports.build_info.items()),
             residency=_residency(file),
-            warnings=_warnings(file, n_ctx, lack),
+            warnings=[*_device_warnings(spec, self._devices), *_warnings(file, n_ctx, lack)],
         )
 
 
@@ -116,6 +123,12 @@ def _for_memory(spec: Load, lack: str | None) -> Load:
     """A model that memory cannot hold stays in its file: what is rearranged or read in is a copy that the kernel cannot
     drop, so it would kill the engine instead."""
     return spec if lack is None else spec.model_copy(update={"repack": False, "load_mode": "mmap"})
+
+
+def _device_warnings(spec: Load, found: list[Device]) -> list[str]:
+    if spec.device == "auto" and all(device.kind == "cpu" for device in found):
+        return ["engine.device is auto and llama.cpp sees no GPU: the CPU computes; `hotset doctor` says why"]
+    return []
 
 
 def _warnings(file: GgufFile, n_ctx: int, lack: str | None) -> list[str]:

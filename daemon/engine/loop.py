@@ -21,6 +21,8 @@ from daemon.messages import COMMAND, Cancel, Done, Event, Failed, FinishReason, 
 
 SNAPSHOT_SECONDS = 0.5
 IDLE_SECONDS = 1.0
+REFUSALS = 4
+"""Batches in a row that may find no cells before a request is given up."""
 
 Part = tuple[Sequence, int]
 """A sequence and how many of its next tokens this step computes."""
@@ -51,7 +53,7 @@ class Loop:
         self._last_snapshot, self._was_busy = float("-inf"), False
         self._times = TimeLog()
         self._decode_seconds = self._sample_seconds = 0.0
-        self._n_sampled = 0
+        self._n_sampled = self._n_refused = 0
 
     def run(self) -> None:
         """Turn until told to stop; a peer that is gone counts as being told."""
@@ -149,13 +151,14 @@ class Loop:
     def _compute(self, parts: list[Part]) -> None:
         code = self._decode(parts)
         if code == DECODED:
+            self._n_refused = 0
             for sequence, n in parts:
                 sequence.n_past += n
             for sequence, _ in parts:
                 if sequence.row >= 0:
                     self._guard(sequence, self._next_token)
         elif code == NO_CELLS and len(self._roster.running) > 1:
-            self._roster.send_back(self._roster.running[-1])
+            self._make_room()
         elif len(parts) > 1:
             # One of them is at fault, and llama.cpp does not say which: alone, only that one fails.
             for part in parts:
@@ -163,6 +166,15 @@ class Loop:
                     self._compute([part])
         else:
             self._fail(parts[0][0], "engine_failed", f"The engine could not compute this request (code {code}).")
+
+    def _make_room(self) -> None:
+        """Llama.cpp found no cells where the count says there are: the youngest waits, or fails if that helps not."""
+        youngest = self._roster.running[-1]
+        self._n_refused += 1
+        if self._n_refused <= REFUSALS:
+            self._roster.send_back(youngest)
+        else:
+            self._fail(youngest, "engine_failed", "The engine found no room for this request beside the others.")
 
     def _decode(self, parts: list[Part]) -> int:
         rows: list[tuple[int, int, int, bool]] = []

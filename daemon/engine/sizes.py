@@ -22,6 +22,11 @@ def kv_cells(asked: int, n_ctx: int, max_sequences: int, bytes_per_token: int) -
     return max(n_ctx, min(n_ctx * max_sequences, affordable))
 
 
+def bytes_on_devices(free: int, share_of_layers: float, other_bytes: int, expert_bytes: int) -> int:
+    """Bytes of weights that devices with `free` bytes take off the host: `share_of_layers` of what goes to them."""
+    return min(free, round(min(1.0, share_of_layers) * (other_bytes + expert_bytes)))
+
+
 def threads(asked: int, n_physical: int | None, n_allowed: int) -> int:
     """Threads to compute with: what was asked for, else one per physical core that this process may run on."""
     return asked or max(1, min(n_physical or n_allowed, n_allowed))

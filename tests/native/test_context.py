@@ -199,6 +199,12 @@ def test_a_model_larger_than_memory_stays_in_its_file(
     assert [(one.repack, one.load_mode) for one in used] == [(False, "mmap")]
 
 
+def test_a_gpu_that_is_not_there_is_told(library_path: Path) -> None:
+    with Loaded(spec(device="auto"), lambda _: None) as model:
+        gpu = any(device.kind != "cpu" for device in model.info.devices)
+        assert any("sees no GPU" in warning for warning in model.info.warnings) is not gpu
+
+
 def test_a_dense_model_is_served_and_says_that_there_is_nothing_to_place(tmp_path: Path, library_path: Path) -> None:
     path = write_dense(tmp_path / "dense.gguf")
     command = load_command(Config.model_validate({"model": {"path": str(path)}, "engine": {"device": "cpu"}}))

@@ -135,6 +135,19 @@ async def test_a_lost_engine_fails_what_ran_and_keeps_what_waits() -> None:
     assert scene.started == ["a", "b", "c", "d"]
 
 
+async def test_nobody_is_left_waiting_for_an_engine_that_will_not_come() -> None:
+    scene = Scene(capacity=1)
+    scene.submit("a")
+    b = scene.submit("b")
+    scene.engine.capacity = 0
+    scene.admission.engine_lost("it died")
+    scene.admission.engine_unlikely("the model is gone")
+    event = await anext(b)
+    assert isinstance(event, Failed)
+    assert event.message == "the model is gone"
+    assert scene.admission.statistics().waiting == 0
+
+
 async def test_leaving_while_waiting_frees_the_place() -> None:
     scene = Scene(capacity=1, max_waiting=1)
     scene.submit("a")

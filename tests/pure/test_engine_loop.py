@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.engine.loop import Loop
+from daemon.engine.ports import NO_CELLS
 from daemon.engine.roster import Limits
 from daemon.messages import Cancel, Done, Failed, Sampling, Shutdown, Submit, Tokens
 from tests.engine_fakes import BAD_TOKEN, EOS, FakeContext, FakePipe, FakeVocab, next_token
@@ -175,6 +177,20 @@ def test_a_refused_batch_sends_the_youngest_back() -> None:
     bench.run(submit("a", [101], 3), submit("b", [102], 3))
     for name, prompt in (("a", [101]), ("b", [102])):
         assert bench.pipe.text(name) == expected(prompt, 3)
+
+
+def test_a_context_that_goes_on_refusing_costs_one_request_and_no_endless_loop() -> None:
+    bench = Bench()
+    decode = bench.context.decode
+
+    def refuse_two(rows: Iterable[tuple[int, int, int, bool]]) -> int:
+        batch = list(rows)
+        return NO_CELLS if len({row[2] for row in batch}) > 1 else decode(batch)
+
+    bench.context.decode = refuse_two  # type: ignore[method-assign]
+    bench.run(submit("a", [101], 3), submit("b", [102], 3))
+    assert bench.pipe.text("a") == expected([101], 3)
+    assert isinstance(bench.pipe.end("b"), Failed)
 
 
 def test_a_single_sequence_that_finds_no_cells_fails() -> None:

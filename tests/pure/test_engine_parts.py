@@ -179,6 +179,10 @@ def test_sizes() -> None:
     assert sizes.kv_cells(0, 4096, 8, 0) == 32_768
     assert (sizes.threads(0, 8, 16), sizes.threads(0, None, 4), sizes.threads(0, 8, 2)) == (8, 4, 2)
     assert sizes.threads(3, 8, 16) == 3
+    assert sizes.bytes_on_devices(0, 1.0, 100, 900) == 0
+    assert sizes.bytes_on_devices(5000, 1.0, 100, 900) == 1000
+    assert sizes.bytes_on_devices(5000, 0.5, 100, 0) == 50
+    assert sizes.bytes_on_devices(70, 7.0, 100, 900) == 70
 
 
 def test_times_summarise_the_last_steps() -> None:

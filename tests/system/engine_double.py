@@ -49,7 +49,13 @@ def main(fd: int, behaviour: str) -> int:
         print("assertion failed: half < whole", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGABRT)
     pipe.send(Loading(progress=0.5))
+    if behaviour == "stuck loading":
+        time.sleep(3600)
     pipe.send(Ready(info=INFO))
+    if behaviour == "closes":
+        pipe.close()
+        time.sleep(0.5)
+        return 0
     if behaviour == "silent":
         time.sleep(3600)
     while True:

@@ -27,6 +27,7 @@ class Ear:
     def __init__(self) -> None:
         self.ready = 0
         self.lost: list[str] = []
+        self.unlikely: list[str] = []
         self.events: list[RequestEvent] = []
         self.reasons: list[str] = []
 
@@ -35,6 +36,9 @@ class Ear:
 
     def engine_lost(self, why: str) -> None:
         self.lost.append(why)
+
+    def engine_unlikely(self, why: str) -> None:
+        self.unlikely.append(why)
 
     def deliver(self, event: RequestEvent) -> None:
         self.events.append(event)
@@ -91,8 +95,8 @@ async def test_a_killed_engine_is_replaced_and_its_loss_told() -> None:
         first = supervisor.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        await until(lambda: supervisor.state == "restarting")
-        assert "SIGKILL" in supervisor.reason
+        await until(lambda: "SIGKILL" in supervisor.reason)
+        assert supervisor.state == "restarting"
         assert supervisor.capacity == 0
         await until(lambda: supervisor.state == "ready")
         assert supervisor.pid != first
@@ -142,6 +146,7 @@ async def test_a_model_that_is_gone_at_a_restart_is_tried_again() -> None:
         os.kill(supervisor.pid, signal.SIGKILL)
         await until(lambda: ear.ready == 2)
         assert ear.reasons == ["signal", "load"]
+        assert ear.unlikely == ["The engine cannot be started: no such model."]
 
 
 async def test_a_crash_while_loading_is_told_and_tried_again() -> None:
@@ -151,6 +156,28 @@ async def test_a_crash_while_loading_is_told_and_tried_again() -> None:
         assert "SIGABRT" in supervisor.reason
         await until(lambda: supervisor.state == "ready")
         assert supervisor.restarts == 2
+
+
+async def test_engines_that_die_before_they_are_ready_are_not_waited_for() -> None:
+    async with supervised("dies loading", "dies loading", "dies loading", "good") as (supervisor, ear):
+        await until(lambda: supervisor.state == "ready")
+        assert len(ear.lost) == 3
+        assert len(ear.unlikely) == 1
+
+
+async def test_a_load_that_makes_no_progress_is_given_up() -> None:
+    quick = FAST.model_copy(update={"load_hang_seconds": 4.0})
+    async with supervised("stuck loading", "good", settings=quick) as (supervisor, ear):
+        await until(lambda: supervisor.state == "ready")
+        assert ear.reasons == ["hang"]
+
+
+async def test_a_closed_socket_counts_before_the_process_is_gone() -> None:
+    async with supervised("closes", "good") as (supervisor, ear):
+        await until(lambda: ear.ready == 1)
+        await until(lambda: supervisor.capacity == 0)
+        assert ear.lost == [], "the process still runs"
+        await until(lambda: ear.ready == 2)
 
 
 async def test_an_engine_that_will_not_end_is_killed() -> None:
