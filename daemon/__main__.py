@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from daemon import __version__, config
+from daemon import __version__, config, descriptors
 from daemon.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_OK, ConfigError, HotsetError, ModelUnusable
 from daemon.model_files import check_files
 
@@ -58,6 +58,7 @@ def _run(loaded: config.Config) -> int:
     from daemon.native import locate
 
     log.setup(loaded.log)
+    descriptors.raise_limit()
     try:
         os.environ[locate.OVERRIDE] = str(locate.require_build().directory)
         asyncio.run(_serve(loaded))
@@ -75,6 +76,7 @@ async def _serve(loaded: config.Config) -> None:
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(descriptors.LoopFaults(loop.time))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await serve(loaded, stop)

@@ -15,6 +15,7 @@ BASE = {
 ALLOWED = {
     "daemon.errors": set(),
     "daemon.text": set(),
+    "daemon.descriptors": set(),
     "daemon.messages": set(),
     "daemon.frames": set(),
     "daemon.config": {"daemon.errors"},
