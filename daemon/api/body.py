@@ -20,6 +20,8 @@ MAX_OBJECTS = 50_000
 MAX_KEYS = 10_000
 """Keys of one object."""
 MAX_DIGITS = 400
+SILENCE_SECONDS = 60.0
+"""What a client may be silent in the middle of a body."""
 LARGE = 1024 * 1024
 """Bytes from which a body is read in a thread: 30 MiB of numbers take seconds, in which other streams go on."""
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -33,22 +35,45 @@ class UnsupportedMediaType(HotsetError):
     type = "invalid_request_error"
 
 
+class BodyTimeout(HotsetError):
+    """The client announced a body and stopped sending it (408)."""
+
+    status = 408
+    code = "request_timeout"
+    type = "invalid_request_error"
+
+
 async def read_json(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
         UnsupportedMediaType: another content type or charset, or a content encoding.
         PayloadTooLarge: more than http.max_body_mib.
+        BodyTimeout: nothing came for `SILENCE_SECONDS`.
         BadRequest: not JSON, not an object, or JSON that another reader would understand differently.
     """
     _check_type(request)
+    raw = await _read(request)
+    return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
+
+
+async def _read(request: web.Request) -> bytes:
+    raw = bytearray()
     try:
-        raw = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large(request) from None
+        while chunk := await _more(request):
+            raw += chunk
+            if len(raw) > request.client_max_size:
+                raise too_large(request)
+    except TimeoutError:
+        raise BodyTimeout("The rest of the body did not come.") from None
     except (web.RequestPayloadError, ValueError):
         raise BadRequest("The body could not be read.") from None
-    return parse(raw) if len(raw) < LARGE else await asyncio.to_thread(parse, raw)
+    return bytes(raw)
+
+
+async def _more(request: web.Request) -> bytes:
+    async with asyncio.timeout(SILENCE_SECONDS):
+        return await request.content.readany()
 
 
 def too_large(request: web.Request) -> PayloadTooLarge:

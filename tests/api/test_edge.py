@@ -288,3 +288,10 @@ async def test_a_large_body_holds_nobody_up(daemon: Daemon, monkeypatch: pytest.
     assert (await daemon.raw(message(b"", method="GET", path="/health"))).status == 200
     others_go_on.set()
     assert (await reply).status == 200
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 500\r\n\r\n{", "Transfer-Encoding: chunked\r\n\r\n5\r\n{"])
+async def test_a_body_that_does_not_end(daemon: Daemon, framing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "SILENCE_SECONDS", 0.1)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{framing}"
+    check(await asyncio.wait_for(daemon.raw(head.encode()), 5), 408, "request_timeout")
