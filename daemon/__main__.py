@@ -68,6 +68,9 @@ def _run(loaded: config.Config) -> int:
     except HotsetError as error:
         print(f"hotsetd: {error.message}", file=sys.stderr)
         return EXIT_FAILURE
+    except asyncio.CancelledError:
+        print("hotsetd: stopped without waiting for running answers", file=sys.stderr)
+        return EXIT_FAILURE
     return EXIT_OK
 
 
@@ -77,8 +80,17 @@ async def _serve(loaded: config.Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(descriptors.LoopFaults(loop.time))
+    main_task = asyncio.current_task()
+    assert main_task is not None
+
+    def end() -> None:
+        """The first signal drains, the second does not wait."""
+        if stop.is_set():
+            main_task.cancel()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     await serve(loaded, stop)
 
 

@@ -161,6 +161,11 @@ class Admission:
         """0-based place in the queue."""
         return self._waiting.index(ticket) if ticket in self._waiting else None
 
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is taken, because the service is about to stop."""
+        return self._closing
+
     def statistics(self) -> AdmissionStatistics:
         """A picture of this moment."""
         return AdmissionStatistics(len(self._running), len(self._waiting), self._max_waiting())

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -18,7 +18,7 @@ from daemon.config import Config
 from daemon.errors import HotsetError, ModelUnusable
 from daemon.metrics import Metrics
 from daemon.model_files import load_command, model_path, template_path
-from daemon.prompt.pool import TextPool
+from daemon.prompt.pool import TextPool, VocabInfo
 from daemon.supervisor import Supervisor
 
 CLOSE_SECONDS = 2.0
@@ -50,9 +50,10 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
         ModelUnusable: the model can never be loaded with these files and this config.
     """
     parts = build(config)
-    async with _listening(parts.services) as address, _engine(parts.supervisor) as life, _text_pool(parts.pool):
+    async with _listening(parts.services) as address, _engine(parts.supervisor) as life, _closing(parts.pool):
         log.info("listening on http://%s", address)
-        await _until(stop, life, parts.supervisor)
+        texts = asyncio.create_task(parts.pool.start(), name="text pool")
+        await _until(stop, life, parts.supervisor, texts)
         await parts.admission.drain(config.http.shutdown_seconds)
 
 
@@ -105,19 +106,32 @@ async def _engine(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
 
 
 @contextlib.asynccontextmanager
-async def _text_pool(pool: TextPool) -> AsyncIterator[None]:
+async def _closing(pool: TextPool) -> AsyncIterator[None]:
     try:
-        await pool.start()
         yield
     finally:
         await pool.close()
 
 
-async def _until(stop: asyncio.Event, life: asyncio.Task[None], supervisor: Supervisor) -> None:
-    """Wait for the order to stop; the supervisor ends by itself only when the model is hopeless."""
+async def _until(
+    stop: asyncio.Event, life: asyncio.Task[None], supervisor: Supervisor, texts: asyncio.Task[VocabInfo]
+) -> None:
+    """Wait for the order to stop, while the parts start too.
+
+    The supervisor ends by itself only when the model is hopeless; a text pool that cannot start is as bad.
+    """
     waiting = asyncio.create_task(stop.wait())
-    await asyncio.wait((waiting, life), return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if life.done():
-        life.result()
-        raise ModelUnusable(supervisor.reason)
+    tasks: set[asyncio.Task[Any]] = {waiting, life, texts}
+    try:
+        while not waiting.done():
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            tasks -= done
+            if texts in done:
+                texts.result()
+            if life in done:
+                life.result()
+                raise ModelUnusable(supervisor.reason)
+    finally:
+        for task in (waiting, texts):
+            task.cancel()
+        await asyncio.gather(waiting, texts, return_exceptions=True)

@@ -176,6 +176,7 @@ class FakeAdmission:
         self.script: Script = story
         self.error: HotsetError | None = None
         self.error_after = 0
+        self.closing = False
         self.position: int | None = None
         self.submits: list[Submit] = []
         self.clients: list[str] = []

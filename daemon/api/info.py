@@ -9,7 +9,7 @@ from aiohttp import web
 
 from daemon.api.context import services_of
 from daemon.api.errors import error_object
-from daemon.api.names import RETRY_AFTER, check_model, loaded, loading_message, served_name, vocabulary
+from daemon.api.names import RETRY_AFTER, check_model, loaded, loading_message, served_name, state_of, vocabulary
 from daemon.api.native_shapes import sampling_settings, slot
 from daemon.api.services import Services
 from daemon.errors import ModelLoading, NotImplementedHere
@@ -60,11 +60,11 @@ async def model(request: web.Request) -> web.Response:
 async def health(request: web.Request) -> web.Response:
     """200 when requests are answered; 503 with the reason while loading, restarting, stopping or failed."""
     services = services_of(request)
-    supervisor = services.supervisor
-    if supervisor.state == "ready":
+    supervisor, state = services.supervisor, state_of(services)
+    if state == "ready":
         return web.json_response({"status": "ok"})
     body = {
-        "status": supervisor.state,
+        "status": state,
         "reason": supervisor.reason,
         "progress": supervisor.progress,
         "error": error_object(ModelLoading(loading_message(services))),

@@ -66,10 +66,20 @@ def vocabulary(services: Services) -> VocabInfo:
     return info
 
 
+def state_of(services: Services) -> str:
+    """ "ready" when requests are answered, else "loading", "restarting", "stopped" or "failed"."""
+    if services.admission.closing:
+        return "stopped"
+    state = services.supervisor.state
+    if state == "ready" and getattr(services.pool, "info", None) is None:
+        return "loading"
+    return state
+
+
 def loading_message(services: Services) -> str:
     """Why there is no model to ask, in words."""
-    supervisor = services.supervisor
-    if supervisor.state == "loading":
+    supervisor, state = services.supervisor, state_of(services)
+    if state == "loading":
         return f"The model is loading ({supervisor.progress:.0%})."
     words = {"restarting": "The engine is being restarted.", "stopped": "The service is stopping."}
-    return words.get(supervisor.state, supervisor.reason or "No model is loaded.")
+    return words.get(state, supervisor.reason or "No model is loaded.")

@@ -58,6 +58,10 @@ class Admission(Protocol):
     def cancel(self, request_id: str) -> bool:
         """Give up the answer with this Submit id; False when there is none."""
 
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is taken, because the service is about to stop."""
+
     def statistics(self) -> Queueing:
         """One immutable view."""
 

@@ -53,6 +53,20 @@ async def test_health_ready(daemon: Daemon) -> None:
     assert (reply.status, reply.json()) == (200, {"status": "ok"})
 
 
+async def test_health_while_the_service_drains(daemon: Daemon) -> None:
+    daemon.fakes.admission.closing = True
+    reply = await daemon.get("/health")
+    assert reply.status == 503
+    assert reply.json()["status"] == "stopped"
+    assert reply.json()["error"]["message"] == "The service is stopping."
+
+
+async def test_health_while_the_vocabulary_is_read(daemon: Daemon) -> None:
+    del daemon.fakes.pool.info
+    reply = await daemon.get("/health")
+    assert (reply.status, reply.json()["status"]) == (503, "loading")
+
+
 @pytest.mark.parametrize("state", ["loading", "restarting", "failed", "stopped"])
 async def test_health_not_ready(daemon: Daemon, state: Any) -> None:
     daemon.fakes.supervisor.state = state

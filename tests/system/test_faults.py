@@ -96,6 +96,25 @@ def test_sigterm_lets_a_running_answer_finish_and_fails_what_waits(tmp_path: Pat
         assert waits.error
 
 
+def test_a_second_signal_does_not_wait(tmp_path: Path, library_path: Path) -> None:
+    with running(tmp_path, ENGINE_MAX_SEQUENCES="1") as daemon:
+        runs = Stream(daemon.url, max_tokens=3900)
+        eventually(lambda: runs.has_text, "the stream running")
+        daemon.process.send_signal(signal.SIGINT)
+        eventually(lambda: daemon.health() in (0, 503), "the first signal taken")
+        daemon.process.send_signal(signal.SIGINT)
+        assert daemon.process.wait(20) == 1
+        assert "without waiting" in daemon.output()
+        assert "Traceback" not in daemon.output()
+
+
+def test_sigterm_while_everything_starts(tmp_path: Path, library_path: Path) -> None:
+    with running(tmp_path, wait=False) as daemon:
+        eventually(lambda: daemon.health() == 503, "the address open, the model loading")
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.output()
+
+
 def test_a_client_that_goes_away_frees_its_sequence(tmp_path: Path, library_path: Path) -> None:
     with running(tmp_path, ENGINE_MAX_SEQUENCES="1") as daemon:
         body = json.dumps(LONG | {"stream": True, "max_tokens": 3500}).encode()
