@@ -18,6 +18,7 @@ from daemon.messages import Done, ModelInfo, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
 _STEP_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.025, 0.04, 0.06, 0.1, 0.2, 0.4, 0.8, 1.6, 5)
 
 
@@ -37,7 +38,9 @@ class Metrics:
         self._rejected = Counter("hotset_rejected", "Requests refused before work.", ["reason"], registry=registry)
         self._cancelled = Counter("hotset_cancelled", "Answers given up.", ["stage"], registry=registry)
         self._restarts = Counter("hotset_engine_restarts", "Engines replaced.", ["reason"], registry=registry)
-        self._request_seconds = _histogram(registry, "request_seconds", "From request to the last byte.", _SECONDS)
+        self._request_seconds = Histogram(
+            "hotset_request_seconds", "Request to last byte.", ["endpoint"], buckets=_SECONDS, registry=registry
+        )
 
     def _token_metrics(self) -> None:
         registry = self.registry
@@ -52,6 +55,8 @@ class Metrics:
         self._queue = _histogram(registry, "queue_seconds", "From queueing to the first prompt chunk.", _SECONDS)
         self._prefill = _histogram(registry, "prefill_seconds", "Reading the prompt.", _SECONDS)
         self._decode = _histogram(registry, "decode_seconds", "Generating.", _SECONDS)
+        self._prompt = _histogram(registry, "request_prompt_tokens", "Tokens of one answer's prompt.", _TOKENS)
+        self._completion = _histogram(registry, "request_completion_tokens", "Tokens of one answer.", _TOKENS)
 
     def first_token(self, seconds: float) -> None:
         """The first token of an answer came this long after it was queued."""
@@ -70,6 +75,8 @@ class Metrics:
         self._queue.observe(queue_seconds)
         self._prefill.observe(done.prompt_ms / 1000)
         self._decode.observe(done.predicted_ms / 1000)
+        self._prompt.observe(done.n_prompt)
+        self._completion.observe(done.n_predicted)
 
     def cancelled(self, stage: str) -> None:
         """An answer was given up while queued, in prefill or in decode."""
@@ -82,7 +89,7 @@ class Metrics:
     def request(self, endpoint: str, outcome: str, seconds: float) -> None:
         """A request is over. `endpoint` is a route of the table, never a path from a client."""
         self._requests.labels(endpoint, outcome).inc()
-        self._request_seconds.observe(seconds)
+        self._request_seconds.labels(endpoint).observe(seconds)
 
     def engine_restarted(self, reason: str) -> None:
         """The supervisor replaces an engine; `reason` is one word from a fixed set."""
@@ -123,7 +130,9 @@ class _Gauges(Collector):
     def collect(self) -> Iterator[Metric]:
         view = self._view()
         yield GaugeMetricFamily("hotset_running", "Answers that the engine works on.", value=view.running)
-        yield GaugeMetricFamily("hotset_waiting", "Answers in the queue.", value=view.waiting)
+        waiting = GaugeMetricFamily("hotset_waiting", "Answers in the queue.", labels=["class"])
+        waiting.add_metric(["normal"], view.waiting)
+        yield waiting
         yield GaugeMetricFamily("hotset_ready", "1 when the engine takes requests.", value=int(view.ready))
         cells = GaugeMetricFamily("hotset_kv_cells", "KV cells, one a token.", labels=["state"])
         cells.add_metric(["used"], view.snapshot.kv_cells_used)

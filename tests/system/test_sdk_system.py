@@ -25,7 +25,7 @@ def api_key() -> str:
 def idle(daemon: Daemon) -> Idle:
     def is_idle() -> bool:
         lines = daemon.client.get("/metrics").text.splitlines()
-        return {"hotset_running 0.0", "hotset_waiting 0.0"} <= set(lines)
+        return {"hotset_running 0.0", 'hotset_waiting{class="normal"} 0.0'} <= set(lines)
 
     async def wait() -> None:
         await asyncio.to_thread(eventually, is_idle, "an idle daemon")
