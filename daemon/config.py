@@ -282,6 +282,8 @@ def _from_text(text: str, info: FieldInfo) -> Any:
         if text.lower() not in words:
             raise ValueError("must be true or false")
         return words[text.lower()]
+    if isinstance(default, int | float) and ("_" in text or not text.isascii()):
+        raise ValueError("must be a number in plain digits")
     if isinstance(default, int):
         return int(text)
     if isinstance(default, float):

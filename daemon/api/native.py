@@ -28,6 +28,9 @@ from daemon.api.services import TextPool
 from daemon.errors import BadRequest, ContextLengthExceeded
 from daemon.messages import ModelInfo
 
+MAX_PIECES = 100_000
+"""Tokens that /tokenize shows with their pieces; more would be a reply of many megabytes, made beside all streams."""
+
 
 async def completion(request: web.Request) -> web.StreamResponse:
     """POST /completion: several prompts give a list of answers."""
@@ -63,6 +66,8 @@ async def tokenize(request: web.Request) -> web.Response:
     tokens = await pool.tokenize(body.content, add_special=body.add_special, parse_special=body.parse_special)
     if not body.with_pieces:
         return web.json_response({"tokens": tokens})
+    if len(tokens) > MAX_PIECES:
+        raise BadRequest(f"Pieces are shown for {MAX_PIECES} tokens at most; these are {len(tokens)}.", param="content")
     pieces = await pool.pieces(tokens)
     items = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
     return web.json_response({"tokens": items})

@@ -11,6 +11,8 @@ from daemon.errors import BadRequest
 
 MAX_N = 4
 MAX_STOPS = 16
+MAX_BREAKERS = 16
+"""llama.cpp compares each of them with the whole vocabulary, on the thread that decodes."""
 MAX_TOP = 20
 MAX_TOKENS = 2**31 - 1
 MAX_BIASES = 4096
@@ -65,7 +67,7 @@ class SamplingFields(Body):
     dry_base: float | None = Field(None, ge=1, le=100)
     dry_allowed_length: int | None = Field(None, ge=0, le=1_000_000)
     dry_penalty_last_n: int | None = Field(None, ge=-1, le=1_000_000)
-    dry_sequence_breakers: Many[str] | None = Field(None, max_length=64)
+    dry_sequence_breakers: Many[str] | None = Field(None, max_length=MAX_BREAKERS)
     mirostat: int | None = Field(None, ge=0, le=2)
     mirostat_tau: float | None = Field(None, ge=0, le=100)
     mirostat_eta: float | None = Field(None, ge=0, le=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
-from daemon.errors import HotsetError, ModelUnusable, TemplateFailed
+from daemon.errors import HotsetError, ModelUnusable, QueueFull, TemplateFailed
 from daemon.prompt import worker
 from daemon.prompt.template import TEMPLATE_KWARGS, ChatPrompt
 from daemon.prompt.worker import Prompt, VocabInfo
@@ -37,6 +38,10 @@ class PoolClosed(HotsetError):
     code = "shutting_down"
 
 
+MAX_WAITING = 256
+"""Each may hold a body of http.max_body_mib."""
+
+
 class TextPool:
     """Renders and tokenises. `start` first; every method may then be called from many tasks.
 
@@ -46,13 +51,22 @@ class TextPool:
         timeout: seconds for one job.
         memory_mib: memory for one worker beyond the vocabulary.
         template_file: replaces the model's chat template.
+        max_waiting: jobs that may wait for a worker; one more is `QueueFull`.
     """
 
     info: VocabInfo
 
     def __init__(
-        self, model: Path, *, workers: int, timeout: float, memory_mib: int, template_file: Path | None
+        self,
+        model: Path,
+        *,
+        workers: int,
+        timeout: float,
+        memory_mib: int,
+        template_file: Path | None,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
+        self._timeout, self._max_waiting, self._n_waiting = timeout, max_waiting, 0
         self._template_file = template_file
         self._lanes = [_Lane(model, timeout, memory_mib) for _ in range(workers)]
         self._idle: asyncio.Queue[_Lane] = asyncio.Queue()
@@ -115,11 +129,20 @@ class TextPool:
         """
         if self._closed:
             raise PoolClosed("The service is shutting down.")
-        lane = await self._idle.get()
+        lane = await self._free_lane()
         task = asyncio.ensure_future(self._on_lane(lane, job, arguments))
         self._jobs.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
+
+    async def _free_lane(self) -> _Lane:
+        if self._n_waiting >= self._max_waiting and self._idle.empty():
+            raise QueueFull("Too many texts wait to be read.", retry_after=math.ceil(self._timeout))
+        self._n_waiting += 1
+        try:
+            return await self._idle.get()
+        finally:
+            self._n_waiting -= 1
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._jobs.discard(task)
@@ -136,7 +159,9 @@ class TextPool:
                 raise PoolClosed("The service is shutting down.") from None
             if isinstance(error, ModelUnusable):
                 raise
-            raise TemplateFailed("The process that worked on the text ended twice.") from None
+            raise TemplateFailed(
+                "The process that worked on the text ended twice; text.memory_mib may be too small for it."
+            ) from None
         except MemoryError:
             raise TemplateFailed("The text took more memory than text.memory_mib allows.") from None
         finally:

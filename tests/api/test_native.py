@@ -185,3 +185,10 @@ async def test_prompts_of_too_many_parts(daemon: Daemon, prompt: Any) -> None:
     reply = await complete(daemon, prompt)
     assert (reply.status, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert reply.json()["error"]["param"] == "prompt"
+
+
+async def test_pieces_of_a_huge_text_are_refused(daemon: Daemon) -> None:
+    body = {"content": "a" * 100_001, "with_pieces": True}
+    reply = await daemon.post("/tokenize", body)
+    assert reply.status == 400
+    assert "100001" in reply.json()["error"]["message"]

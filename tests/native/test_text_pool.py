@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from daemon.errors import BadRequest, ModelUnusable, TemplateFailed
+from daemon.errors import BadRequest, ModelUnusable, QueueFull, TemplateFailed
 from daemon.prompt import pool as module
 from daemon.prompt.pool import ChatPrompt, PoolClosed, TextPool
 
@@ -231,6 +231,19 @@ async def test_the_event_loop_runs_while_workers_start_and_work(start: Start) ->
     heart.cancel()
     assert during_start > 5
     assert beats > 5
+
+
+async def test_too_many_waiting_texts_are_refused_and_the_others_served(start: Start) -> None:
+    pool = await start(max_waiting=2)
+    running = asyncio.ensure_future(pool._do(time.sleep, 0.5))
+    await asyncio.sleep(0)
+    waiting = [asyncio.ensure_future(pool.tokenize("x", add_special=False, parse_special=False)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull) as refused:
+        await pool.tokenize("x", add_special=False, parse_special=False)
+    assert refused.value.retry_after == 20
+    await running
+    assert [await each for each in waiting] == [await pool.tokenize("x", add_special=False, parse_special=False)] * 2
 
 
 async def test_closing_leaves_no_process_and_fails_what_waits(start: Start) -> None:

@@ -92,6 +92,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     ("name", "text", "path"),
     [
         ("HOTSET_HTTP_PORT", "many", "HOTSET_HTTP_PORT"),
+        ("HOTSET_HTTP_PORT", "1_8", "HOTSET_HTTP_PORT"),
         ("HOTSET_ENGINE_REPACK", "maybe", "HOTSET_ENGINE_REPACK"),
         ("HOTSET_HTTP_PROT", "1", "HOTSET_HTTP_PROT"),
         ("HOTSET_HTTP_PORT", "70000", "http.port"),
