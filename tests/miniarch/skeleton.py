@@ -1,0 +1,55 @@
+"""Metadata-only GGUF files: everything of a mini model but its tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hotset_tools.synthetic_vocab import CHATML, make_vocab
+from tests.miniarch.keys import N_VOCAB, Value
+from tests.miniarch.table import Mini
+
+
+def header(path: Path, mini: Mini) -> Any:
+    """A GGUF writer of `path` with the metadata; the caller adds tensors, writes and closes."""
+    import gguf  # slow
+
+    writer = gguf.GGUFWriter(path, mini.architecture)
+    writer.add_name(f"mini {mini.architecture}")
+    for key, value in mini.metadata.items():
+        _add(writer, f"{mini.architecture}.{key}", value)
+    _add_vocab(writer)
+    return writer
+
+
+def write_skeleton(path: Path, mini: Mini) -> None:
+    """The metadata alone."""
+    writer = header(path, mini)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+
+
+def _add(writer: Any, key: str, value: Value) -> None:
+    import gguf
+
+    kinds = gguf.GGUFValueType
+    scalars = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}
+    if isinstance(value, list):
+        writer.add_key_value(key, value, kinds.ARRAY, scalars[type(value[0])])
+    else:
+        writer.add_key_value(key, value, scalars[type(value)])
+
+
+def _add_vocab(writer: Any) -> None:
+    vocab = make_vocab(N_VOCAB)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(vocab.tokens)
+    writer.add_token_types(vocab.types)
+    writer.add_token_merges(vocab.merges)
+    writer.add_bos_token_id(vocab.bos)
+    writer.add_eos_token_id(vocab.eos)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHATML)
