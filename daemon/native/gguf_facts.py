@@ -190,12 +190,12 @@ class _Cells:
         return KV_BYTES * self._sizes.n_head_kv[layer] * (keys if self.latent else keys + values)
 
     def _pattern(self, metadata: Metadata) -> tuple[int, ...] | None:
-        """One flag per layer; None where the file has no such array."""
+        """One flag per layer; None where the file has no such array. Prediction layers may have no flag (K-EXAONE)."""
         key = ".attention.sliding_window_pattern"
         value = metadata.value(key)
         if value is None or value.n is None:
             return None
-        return metadata.per_layer(key, self._sizes.n_layer, 0)
+        return metadata.per_layer(key, self._sizes.n_layer, 0, exact=False)
 
 
 def _by_layer(tensors: Iterable[TensorEntry], n_layer: int) -> list[list[TensorEntry]]:

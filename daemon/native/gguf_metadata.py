@@ -61,8 +61,11 @@ class Metadata:
             raise self.fail(f"{self.name(key)} is {number}, not a number from 0")
         return number
 
-    def per_layer(self, key: str, n_layer: int, default: int) -> tuple[int, ...]:
-        """A number for each layer: one u32 for all, or an array with one for each."""
+    def per_layer(self, key: str, n_layer: int, default: int, *, exact: bool = True) -> tuple[int, ...]:
+        """A number for each layer: one u32 for all, or an array with one for each.
+
+        Arrays that llama.cpp reads as they come (`exact` False) may be of another length; `default` fills them up.
+        """
         value = self.value(key)
         if value is None:
             return (default,) * n_layer
@@ -70,9 +73,10 @@ class Metadata:
             return (self.number(key),) * n_layer
         if value.kind not in (UINT32, INT32, BOOL):
             raise self.fail(f"{self.name(key)} must be u32, or an array of u32 or i32, not {value.type_name}")
-        if value.n != n_layer:
+        if exact and value.n != n_layer:
             raise self.fail(f"{self.name(key)} has {value.n} values for {n_layer} layers")
-        return tuple(self.bounded(key, int(number), 0, MAX_UINT32) for number in value.numbers())
+        numbers = tuple(self.bounded(key, int(number), 0, MAX_UINT32) for number in value.numbers())
+        return (*numbers, *(default,) * n_layer)[:n_layer]
 
     def array(self, key: str, kind: int) -> Value | None:
         """An array of `kind`, or None where the key is missing."""

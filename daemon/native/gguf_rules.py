@@ -19,10 +19,22 @@ _TABLES = ("d2t", "tid2eid")  # what holds whole numbers on purpose has one of t
 
 # Architectures whose graph asserts that keys, values and the rotated part of a head have the same size.
 UNIFORM_HEADS = frozenset(
-    "arcee arctic baichuan dbrx deepseek dots1 ernie4_5 ernie4_5-moe granite granitemoe grok grovemoe hunyuan-moe "
-    "internlm2 llada-moe llama llama4 olmo olmo2 olmoe orion qwen2 qwen2moe qwen3 qwen3moe qwen3vl qwen3vlmoe "
-    "seed_oss smollm3 starcoder2 xverse".split()
+    "arcee arctic baichuan bailingmoe cohere2moe dbrx deepseek dots1 ernie4_5 ernie4_5-moe exaone-moe "
+    "gpt-oss granite granite_swa granitemoe grok grovemoe hunyuan-moe hy_v3 internlm2 llada-moe llama llama4 mellum "
+    "minicpm mistral3 olmo olmo2 olmoe orion qwen2 qwen2moe qwen3 qwen3moe qwen3vl qwen3vlmoe rnd1 seed_oss "
+    "smallthinker smollm3 starcoder2 xverse".split()
 )
+# Architectures whose graph asserts that keys and values have the same size.
+VALUES_LIKE_KEYS = UNIFORM_HEADS | frozenset(
+    "afmoe bailingmoe2 deepseek2-ocr gemma4 glm4moe granitehybrid jamba laguna lfm2moe maple minimax-01 minimax-m2 "
+    "minimax-m3 nemotron_h nemotron_h_moe phimoe qwen35moe qwen3next qwen4exp".split()
+)
+# Architectures whose graph takes the heads of a layer to be as wide as the embedding.
+HEADS_LIKE_EMBEDDING = frozenset(
+    "arctic dbrx deepseek deepseek2-ocr grok jamba lfm2moe llada-moe olmoe phimoe qwen2moe".split()
+)
+# Architectures whose graph takes every head to have keys of its own.
+KEYS_FOR_EVERY_HEAD = frozenset("deepseek2-ocr dots1 olmoe".split())
 
 
 @dataclass(frozen=True)
@@ -127,15 +139,35 @@ def _head_sizes(
         return _size(metadata, ".attention.key_length", 0, 0), _size(metadata, ".attention.value_length", 0, 0)
     keys = _size(metadata, ".attention.key_length", n_embd // n_head[0], 1)
     values = _size(metadata, ".attention.value_length", n_embd // n_head[0], 1)
+    _check_heads(metadata, keys, values)
+    for heads, shared in zip(n_head, n_head_kv, strict=True):
+        if heads and shared:
+            _check_layer(metadata, n_embd, keys, heads, shared)
+    return keys, values
+
+
+def _check_heads(metadata: Metadata, keys: int, values: int) -> None:
+    """Parts of a head that the graph takes to be equal."""
     rotated = _size(metadata, ".rope.dimension_count", keys, 0)
-    if metadata.architecture in UNIFORM_HEADS:
-        for key, size in ((".attention.value_length", values), (".rope.dimension_count", rotated)):
-            if size != keys:
-                name = metadata.name(".attention.key_length")
-                raise metadata.fail(f"{metadata.name(key)} is {size}, and {name} is {keys}: they must be equal")
+    for key, size, strict in (
+        (".attention.value_length", values, VALUES_LIKE_KEYS),
+        (".rope.dimension_count", rotated, UNIFORM_HEADS),
+    ):
+        if size != keys and metadata.architecture in strict:
+            name = metadata.name(".attention.key_length")
+            raise metadata.fail(f"{metadata.name(key)} is {size}, and {name} is {keys}: they must be equal")
     if rotated % 2:
         raise metadata.fail(f"{metadata.name('.rope.dimension_count')} is {rotated}, it must be even")
-    return keys, values
+
+
+def _check_layer(metadata: Metadata, n_embd: int, keys: int, heads: int, shared: int) -> None:
+    """Head counts of a layer with attention that the graph cannot multiply."""
+    if metadata.architecture in HEADS_LIKE_EMBEDDING and heads * keys != n_embd:
+        what = f"{heads} heads of {metadata.name('.attention.key_length')} {keys}"
+        raise metadata.fail(f"{what} are not as wide as {metadata.name('.embedding_length')}, which is {n_embd}")
+    if metadata.architecture in KEYS_FOR_EVERY_HEAD and shared != heads:
+        key = metadata.name(".attention.head_count_kv")
+        raise metadata.fail(f"{key} is {shared}, it must be the number of heads, {heads}")
 
 
 def _size(metadata: Metadata, key: str, default: int, least: int) -> int:

@@ -1,7 +1,7 @@
 """A child process that decodes with many models, one after the other; prints a JSON line for each.
 
 Arguments: model files. For each: a prompt of 64 tokens and a few steps, twice, the first time watching the router.
-A line with "begin" comes before each model, so that it is known on which one the library ended the process.
+A model on which the library ends the process gets no line.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def report(path: str) -> dict[str, Any]:
     first = decode(model, watch)
     second = decode(model, None)
     out = {
+        "logits": [round(float(logit), 5) for logit in first[N_PROMPT - 1]],
         "finite": bool(np.isfinite(first).all()),
         "spread": float(first.std()),
         "equal": bool((first == second).all()),
-        "used": {str(layer): len(experts) for layer, experts in sorted(watch.used.items())},
-        "outside": sorted({expert for experts in watch.used.values() for expert in experts if expert < 0}),
+        "used": {layer: sorted(experts) for layer, experts in sorted(watch.used.items())},
         "n_params": llama_cpp.llama_model_n_params(model),
         "size": llama_cpp.llama_model_size(model),
     }
@@ -109,7 +109,6 @@ def main(paths: list[str]) -> None:
     backend()
     load_backends("cpu")
     for path in paths:
-        print(json.dumps({"path": path, "begin": True}), flush=True)
         try:
             answer = report(path)
         except RuntimeError as error:

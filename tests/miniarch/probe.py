@@ -42,7 +42,6 @@ def main(paths: list[str]) -> None:
     load_backends("cpu")
     base = base_library()
     for path in paths:
-        print(json.dumps({"path": path, "begin": True}), flush=True)
         TAIL.clear()
         tensors = tensors_of(base, path)
         refusal = load_reason() if tensors is None else None

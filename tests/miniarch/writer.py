@@ -14,8 +14,10 @@ from tests.miniarch.skeleton import header
 from tests.miniarch.table import Mini
 
 
-def write_minis(directory: Path, minis: Mapping[str, Mini], library: Path, *, seed: int = 1) -> dict[str, Path]:
-    """Every model as NAME.gguf; the same seed gives the same bytes.
+def write_minis(
+    directory: Path, minis: Mapping[str, Mini], library: Path, *, seed: int = 1, expert_seed: int | None = None
+) -> dict[str, Path]:
+    """Every model as NAME.gguf; the same seeds give the same bytes. `expert_seed` gives it other experts only.
 
     Raises:
         RuntimeError: llama.cpp refuses the metadata of a model.
@@ -23,18 +25,19 @@ def write_minis(directory: Path, minis: Mapping[str, Mini], library: Path, *, se
     paths = {}
     for name, tensors in shapes(minis, library).items():
         paths[name] = directory / f"{name}.gguf"
-        write(paths[name], minis[name], tensors, seed)
+        write(paths[name], minis[name], tensors, seed, expert_seed)
     return paths
 
 
-def write(path: Path, mini: Mini, tensors: list[Tensor], seed: int) -> None:
+def write(path: Path, mini: Mini, tensors: list[Tensor], seed: int, expert_seed: int | None = None) -> None:
     """One model with the tensors given."""
     import gguf  # slow
 
     writer = header(path, mini)
     for tensor in tensors:
         kind = gguf.GGMLQuantizationType[tensor.kind]
-        data = _data(tensor, mini, np.random.default_rng([seed, *tensor.name.encode()]))
+        its_seed = expert_seed if expert_seed is not None and tensor.holds_experts else seed
+        data = _data(tensor, mini, np.random.default_rng([its_seed, *tensor.name.encode()]))
         row = blocks.size(tensor.kind, tensor.dims[0])
         writer.add_tensor(tensor.name, data.reshape(*reversed(tensor.dims[1:]), row), raw_dtype=kind)
     writer.write_header_to_file()
