@@ -372,6 +372,9 @@ HARMLESS: dict[str, Callable[[MiniFile], bytes]] = {
     "head counts per layer": lambda f: f.with_key(
         "qwen3moe.attention.head_count_kv", array(INT32, [1, 1])
     ).to_bytes(),
+    "window flags for fewer layers": lambda f: f.with_key(
+        "qwen3moe.attention.sliding_window_pattern", array(BOOL, [1])
+    ).to_bytes(),
 }
 """Odd files that are in order; llama.cpp loads them too."""
 

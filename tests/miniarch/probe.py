@@ -21,7 +21,7 @@ def tensors_of(base: ctypes.CDLL, path: str) -> list[tuple[str, list[int]]] | No
     llama_cpp: Any = backend()
     found: dict[str, list[int]] = {}
 
-    @llama_cpp.llama_model_set_tensor_data_t
+    @llama_cpp.llama_model_set_tensor_data_t  # type: ignore[untyped-decorator]
     def note(tensor: int, _data: int) -> None:
         head = TensorHead.from_address(tensor)
         found[base.ggml_get_name(tensor).decode()] = list(head.ne[: base.ggml_n_dims(tensor)])

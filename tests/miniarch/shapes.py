@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from tests.miniarch import blocks
 from tests.miniarch.skeleton import write_skeleton
@@ -66,7 +67,7 @@ def shapes(minis: Mapping[str, Mini], library: Path) -> dict[str, list[Tensor]]:
     return out
 
 
-def _ask(paths: list[Path], library: Path) -> dict[str, dict[str, object]]:
+def _ask(paths: list[Path], library: Path) -> dict[str, dict[str, Any]]:
     command = [sys.executable, "-m", "tests.miniarch.probe", *map(str, paths)]
     environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "GGML_NO_BACKTRACE": "1"}
     result = subprocess.run(

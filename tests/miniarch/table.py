@@ -67,6 +67,14 @@ class Mini:
         """All keys."""
         return BASE | self.keys
 
+    @property
+    def n_expert(self) -> int:
+        return int(str(self.metadata["expert_count"]))
+
+    @property
+    def n_expert_used(self) -> int:
+        return int(str(self.metadata["expert_used_count"]))
+
 
 OPTIONAL = (
     "*.scale",

@@ -58,5 +58,5 @@ def _data(tensor: Tensor, mini: Mini, random: np.random.Generator) -> Any:
 def _routes(tensor: Tensor, mini: Mini, random: np.random.Generator) -> Any:
     """For each token the experts that it always goes to, each of them once."""
     n_used, n_tokens = tensor.dims
-    order = random.random((n_tokens, int(mini.metadata["expert_count"]))).argsort(axis=1)
+    order = random.random((n_tokens, mini.n_expert)).argsort(axis=1)
     return np.ascontiguousarray(order[:, :n_used].astype(np.int32)).view(np.uint8)

@@ -133,10 +133,10 @@ def expert_bytes(mini: Mini, layer: LayerFacts) -> int:
 
 
 def assert_facts(mini: Mini, result: Result) -> None:
-    facts, keys = result.facts, mini.metadata
+    facts = result.facts
     assert facts.architecture == mini.architecture
-    assert facts.n_expert == keys["expert_count"]
-    assert facts.n_expert_used == keys["expert_used_count"]
+    assert facts.n_expert == mini.n_expert
+    assert facts.n_expert_used == mini.n_expert_used
     layers = [layer for layer in facts.layers if layer.experts]
     assert layers
     for layer in layers:
@@ -144,7 +144,7 @@ def assert_facts(mini: Mini, result: Result) -> None:
         assert layer.bytes_per_expert == expert_bytes(mini, layer)
         fused = any("gate_up" in tensor.name for tensor in layer.experts)
         assert fused == mini.fused
-    if "nextn_predict_layers" not in keys:  # which the library leaves out
+    if "nextn_predict_layers" not in mini.keys:  # which the library leaves out
         assert (result.report["n_params"], result.report["size"]) == (facts.n_params, facts.size)
 
 
@@ -222,7 +222,7 @@ def test_the_table_covers_what_it_must() -> None:
         "groups": lambda mini: "expert_group_count" in mini.keys,
         "scales": lambda mini: "*_exps.scale" in mini.optional,
         "prediction layers": lambda mini: "nextn_predict_layers" in mini.keys,
-        "one expert per token": lambda mini: mini.metadata["expert_used_count"] == 1,
-        "more experts per token": lambda mini: int(mini.metadata["expert_used_count"]) > N_USED,
+        "one expert per token": lambda mini: mini.n_expert_used == 1,
+        "more experts per token": lambda mini: mini.n_expert_used > N_USED,
     }
     assert not [what for what, has in wanted.items() if not any(has(mini) for mini in MINIS.values())]
