@@ -32,7 +32,7 @@ def main() -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hotsetd", description="Serve a Mixture-of-Experts model over HTTP.")
     parser.add_argument("config", nargs="?", type=Path, help="configuration file (default: config.toml if it is there)")
-    parser.add_argument("--check", metavar="FILE", type=Path, help="list every fault of FILE and end")
+    parser.add_argument("--check", metavar="FILE", type=Path, help="list the faults of FILE and exit")
     parser.add_argument("--version", action="version", version=f"hotsetd {__version__}")
     return parser.parse_args(argv)
 
@@ -41,8 +41,14 @@ def _load_config(path: Path | None) -> config.Config:
     if path is None and DEFAULT_CONFIG.exists():
         path = DEFAULT_CONFIG
     loaded = config.load(path)
-    config.api_keys(loaded)
-    check_files(loaded)
+    problems: list[tuple[str, str]] = []
+    for check in (config.api_keys, check_files):
+        try:
+            check(loaded)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
     return loaded
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -54,6 +56,7 @@ async def serve(config: Config, stop: asyncio.Event) -> None:
         log.info("listening on http://%s", address)
         texts = asyncio.create_task(parts.pool.start(), name="text pool")
         await _until(stop, life, parts.supervisor, texts)
+        log.info("stopping: running answers have %g s to finish", config.http.shutdown_seconds)
         await parts.admission.drain(config.http.shutdown_seconds)
 
 
@@ -87,11 +90,18 @@ async def _listening(services: Services) -> AsyncIterator[str]:
         try:
             await site.start()
         except OSError as error:
-            raise AddressInUse(f"{http.host}:{http.port} cannot be listened on: {error.strerror}") from None
+            raise AddressInUse(f"{http.host}:{http.port} cannot be listened on: {_plain(error)}") from None
         host, port = runner.addresses[0][:2]
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+def _plain(error: OSError) -> str:
+    """The system's words; asyncio puts the address into them once more."""
+    if error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 @contextlib.asynccontextmanager

@@ -107,6 +107,21 @@ class HttpSection(Section):
             raise ValueError("a key needs at least 8 printable ASCII characters and no spaces")
         return keys
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _plain_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not name or set(":/*") & set(name) for name in names):
+            raise ValueError("a host is a name without scheme, port and wildcard, such as box.example")
+        return names
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _whole_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        # Without "://" the words would be taken for a scheme: any host of it, or none that exists.
+        if any("://" not in origin or "*" in origin for origin in origins):
+            raise ValueError("an origin is a scheme and a host without wildcard, such as https://chat.example")
+        return origins
+
 
 class QueueSection(Section):
     """[queue]: how many requests may wait."""
@@ -282,15 +297,20 @@ def _from_text(text: str, info: FieldInfo) -> Any:
         if text.lower() not in words:
             raise ValueError("must be true or false")
         return words[text.lower()]
-    if isinstance(default, int | float) and ("_" in text or not text.isascii()):
-        raise ValueError("must be a number in plain digits")
-    if isinstance(default, int):
-        return int(text)
-    if isinstance(default, float):
-        return float(text)
+    if isinstance(default, int | float):
+        return _number(text, type(default))
     if isinstance(default, tuple):
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
+
+
+def _number(text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        if "_" not in text and text.isascii():
+            return kind(text)
+    except ValueError:
+        pass
+    raise ValueError("must be a whole number in plain digits" if kind is int else "must be a number in plain digits")
 
 
 def _absolute(config: Config, base: Path) -> Config:

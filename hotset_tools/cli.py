@@ -21,7 +21,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "bench": Entry("hotset_tools.bench", "app", "Measure; `bench engine` times the engine loop."),
+    "bench": Entry("hotset_tools.bench", "app", "Measure the engine, and hotsetd beside llama-server."),
     "build": Entry("hotset_tools.build_command", "command", "Build the native library into the cache."),
     "doctor": Entry("hotset_tools.doctor", "command", "Tell what this machine has, lacks and would use."),
     "inspect": Entry("hotset_tools.inspect", "command", "Describe a GGUF file: experts, sizes, context."),

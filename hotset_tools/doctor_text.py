@@ -56,9 +56,14 @@ def _devices(seen: dict[str, Any], out: Console) -> None:
 def _backends(backends: list[dict[str, Any]], out: Console) -> None:
     table = Table("backend", "built", "missing for building", title="Backends")
     for backend in backends:
-        missing = "; ".join((", ".join(backend["missing"]), backend["install"])) if backend["missing"] else ""
-        table.add_row(backend["name"], "yes" if backend["built"] else "no", Text(missing))
+        table.add_row(backend["name"], "yes" if backend["built"] else "no", Text(_lack(backend)))
     out.print(table)
+
+
+def _lack(backend: dict[str, Any]) -> str:
+    if backend["missing"]:
+        return f"{', '.join(backend['missing'])}. {backend['install']}"
+    return "" if backend["built"] else f"nothing: `hotset build --backend {backend['name']}` builds it"
 
 
 def _rest(report: dict[str, Any], out: Console) -> None:

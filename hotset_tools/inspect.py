@@ -87,7 +87,7 @@ def _lines(file: GgufFile, facts: ModelFacts) -> Iterable[tuple[str, str]]:
         yield "one expert", ", ".join(_size(size) for size in _expert_sizes(facts))
         yield "expert bytes", f"{_size(facts.expert_bytes)} ({facts.expert_bytes / facts.size:.1%})"
         yield "the rest", f"{_size(facts.other_bytes)} ({facts.other_bytes / facts.size:.1%})"
-        yield "token reads", f"{_size(facts.active_bytes)} at most"
+        yield "per token", f"{_size(facts.active_bytes)} are read at most"
     yield "residency", facts.residency
     yield "vocabulary", f"{facts.n_vocab:,} tokens"
     yield "context", f"{facts.n_ctx_train:,} tokens in training"

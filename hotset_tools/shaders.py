@@ -29,7 +29,8 @@ def verdict(glslc: Glslc) -> str:
     missing = [name.replace("_", " ") for name in MEASURING if not glslc.features[name]]
     if not missing:
         return "good for measuring"
-    return f"fine for tests, wrong for measuring: no {', no '.join(missing)}; a newer glslc can be given by --glslc"
+    lack = ", no ".join(missing)
+    return f"fine for tests, wrong for measuring: no {lack}; `hotset build --glslc FILE` takes a newer one"
 
 
 def _features(glslc: str) -> dict[str, bool]:

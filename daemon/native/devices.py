@@ -98,7 +98,8 @@ def _check_endpoint(endpoint: str) -> None:
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise DeviceUnavailable(f"the RPC server at {endpoint} does not answer: {error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise DeviceUnavailable(f"the RPC server at {endpoint} does not answer: {why}") from None
 
 
 def _describe(g: Ggml, pointer: int) -> Device:

@@ -56,10 +56,13 @@ class Model:
 
     @property
     def description(self) -> str:
-        """Llama.cpp's one-line description: architecture, size class, quantisation."""
+        """Llama.cpp's one-line description: architecture, size class, quantisation.
+
+        Where it knows no class ("?B"), the parameters in millions.
+        """
         buffer = ctypes.create_string_buffer(256)
         self._lib.llama_model_desc(self.pointer, buffer, len(buffer))
-        return buffer.value.decode(errors="replace")
+        return buffer.value.decode(errors="replace").replace(" ?B", f" {self.n_params / 1e6:.0f}M")
 
     @property
     def n_ctx_train(self) -> int:

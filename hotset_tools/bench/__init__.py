@@ -10,18 +10,18 @@ import typer
 
 app = typer.Typer(no_args_is_help=True)
 
-ModelOption = Annotated[Path | None, typer.Option(help="Measure with this model instead of a generated one.")]
+TokensOption = Annotated[int, typer.Option(min=1, max=4000, help="Tokens that each of them generates.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("engine")
 def engine_command(
-    model: ModelOption = None,
-    sequences: Annotated[int, typer.Option(min=1, max=64)] = 8,
-    tokens: Annotated[int, typer.Option(min=1, max=4000)] = 256,
+    model: Annotated[Path | None, typer.Option(help="Measure with this model instead of a generated one.")] = None,
+    sequences: Annotated[int, typer.Option(min=1, max=64, help="Sequences that decode together.")] = 8,
+    tokens: TokensOption = 256,
     as_json: JsonOption = False,
 ) -> None:
-    """Time a step spends outside llama.cpp: 8 sequences over a generated model with 150k tokens of vocabulary."""
+    """Time that a step takes outside llama.cpp, over a generated model with 150k tokens of vocabulary."""
     from hotset_tools.bench import engine as bench
     from hotset_tools.bench.models import generated, use_native_build
 
@@ -32,10 +32,10 @@ def engine_command(
 
 @app.command("streams")
 def streams_command(
-    model: ModelOption = None,
-    clients: Annotated[int, typer.Option(min=1, max=64)] = 8,
-    tokens: Annotated[int, typer.Option(min=1, max=4000)] = 256,
-    rounds: Annotated[int, typer.Option(min=1, max=100)] = 5,
+    model: Annotated[Path | None, typer.Option(help="Measure with this model instead of the embedded one.")] = None,
+    clients: Annotated[int, typer.Option(min=1, max=64, help="Clients that stream at once.")] = 8,
+    tokens: TokensOption = 256,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Times that each server is measured.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
     """Tokens per second of streaming clients, hotsetd and llama-server in turn (needs `hotset build --peer`)."""

@@ -115,4 +115,4 @@ def table(result: StreamsRun) -> str:
         first = statistics.median(arm.first_tokens) * 1e3
         lines.append(f"{arm.name:13s} {arm.rate:8.1f} tok/s ({spread}), first chunk {first:.0f} ms")
     spread = f"{min(result.ratios):.3f}-{max(result.ratios):.3f}"
-    return "\n".join([*lines, f"ratio         {result.ratio:8.3f} ({spread}, {len(result.ratios)} rounds)"])
+    return "\n".join([*lines, f"ratio         {result.ratio:8.3f} ({spread}, rounds: {len(result.ratios)})"])

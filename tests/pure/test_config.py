@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from daemon import config
+from daemon.__main__ import main
 from daemon.config import Config, Effect
-from daemon.errors import ConfigError
+from daemon.errors import EXIT_CONFIG, ConfigError
 from daemon.model_files import check_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,18 @@ def test_a_file_that_cannot_be_read_or_is_no_text(tmp_path: Path) -> None:
         config.load(tmp_path / "binary.toml", {})
 
 
+def test_missing_files_of_all_kinds_are_listed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[http]\nkeys_file = "none"\n[model]\nchat_template = "none"\n', "utf-8")
+    monkeypatch.setattr("sys.argv", ["hotsetd", "--check", str(file)])
+    assert main() == EXIT_CONFIG
+    errors = capsys.readouterr().err
+    assert "http.keys_file: " in errors
+    assert "model.chat_template: " in errors
+
+
 def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[http]\nport = 1234\n", "utf-8")
@@ -94,6 +107,8 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         ("HOTSET_HTTP_PORT", "many", "HOTSET_HTTP_PORT"),
         ("HOTSET_HTTP_PORT", "1_8", "HOTSET_HTTP_PORT"),
         ("HOTSET_ENGINE_REPACK", "maybe", "HOTSET_ENGINE_REPACK"),
+        ("HOTSET_HTTP_PORT", "80.5", "HOTSET_HTTP_PORT"),
+        ("HOTSET_SAMPLING_TOP_P", "much", "HOTSET_SAMPLING_TOP_P"),
         ("HOTSET_HTTP_PROT", "1", "HOTSET_HTTP_PROT"),
         ("HOTSET_HTTP_PORT", "70000", "http.port"),
         ("HOTSET_SAMPLING_TOP_P", "nan", "sampling.top_p"),
@@ -115,6 +130,11 @@ def test_an_unusable_variable_is_a_fault(name: str, text: str, path: str, tmp_pa
         ("[sampling]\ntemperature = inf\n", "sampling.temperature"),
         ("[http]\nport = 80.5\n", "http.port"),
         ("[http]\nport = true\n", "http.port"),
+        ('[http]\nallowed_hosts = ["box:8117"]\n', "http.allowed_hosts"),
+        ('[http]\nallowed_hosts = ["*.example"]\n', "http.allowed_hosts"),
+        ('[http]\nallowed_origins = ["localhost"]\n', "http.allowed_origins"),
+        ('[http]\nallowed_origins = ["*"]\n', "http.allowed_origins"),
+        ('[http]\nallowed_origins = ["http"]\n', "http.allowed_origins"),
     ],
 )
 def test_keys_that_do_not_go_together_or_have_no_such_value(text: str, path: str, tmp_path: Path) -> None:

@@ -161,5 +161,6 @@ def test_what_cannot_be_served_is_one_message_and_an_exit_code(
 def test_a_busy_port_is_one_message(daemon: Daemon, tmp_path: Path) -> None:
     with running(tmp_path, wait=False, HTTP_PORT=str(daemon.port)) as other:
         assert other.process.wait(30) == 1
-        assert "cannot be listened on" in other.output()
+        assert other.output().count(str(daemon.port)) == 1
+        assert "cannot be listened on: Address already in use" in other.output()
         assert "Traceback" not in other.output()
