@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from daemon import __version__
 from daemon.errors import EXIT_FAILURE, HotsetError
 
 
@@ -64,8 +65,16 @@ def _register(app: typer.Typer, name: str, target: typer.Typer | Callable[..., A
         app.command(name, help=text if target is _unreached else target.__doc__)(target)
 
 
-def _callback() -> None:
-    """Makes typer treat the app as a group even while it has one command."""
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hotset {__version__}")
+        raise typer.Exit
+
+
+def _callback(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 def _unreached() -> None:

@@ -207,6 +207,7 @@ async def test_metrics(daemon: Daemon) -> None:
         assert line in lines
     assert any(line.startswith("hotset_build_info{") and 'version="0.0-test"' in line for line in lines)
     assert any(line.startswith("hotset_config_info{") for line in lines)
+    assert not any("_created" in line for line in lines)
 
 
 async def test_metrics_never_hold_what_a_client_sent(daemon: Daemon) -> None:

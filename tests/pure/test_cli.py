@@ -7,6 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from daemon import __version__
 from daemon.errors import HotsetError
 from hotset_tools import cli
 
@@ -42,3 +43,10 @@ def test_our_own_errors_are_one_line_and_exit_code_1(
         cli.main(["fail"])
     assert exit_.value.code == 1
     assert capsys.readouterr().err == "hotset: no disk\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"hotset {__version__}\n"
