@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from daemon.config import Config
 from daemon.messages import Done, ModelInfo, Snapshot
 
-disable_created_metrics()  # a gauge beside every counter, for a format that is not served here
+# A gauge beside every counter, for a format that is not served here.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
