@@ -11,7 +11,7 @@ from typing import Any
 
 from daemon.errors import HotsetError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """LLAMA_HOTSET_ABI_VERSION of the series that this code is written for."""
 
 
@@ -30,9 +30,23 @@ class Signature:
     argtypes: tuple[Any, ...] = ()
 
 
+_I32, _PTR = ctypes.c_int32, ctypes.c_void_p
+
 SIGNATURES = (
     Signature("llama_hotset_abi_version", ctypes.c_int32),
     Signature("llama_hotset_build_info", ctypes.c_char_p),
+    Signature("llama_hotset_create", _I32, (_PTR, _PTR, _I32, ctypes.c_uint64, _PTR)),
+    Signature("llama_hotset_free", None, (_PTR,)),
+    Signature("llama_hotset_last_error", ctypes.c_char_p),
+    Signature("llama_hotset_layer_count", _I32, (_PTR,)),
+    Signature("llama_hotset_get_layer", _I32, (_PTR, _I32, _PTR)),
+    Signature("llama_hotset_get_stats", _I32, (_PTR, _PTR)),
+    Signature("llama_hotset_get_counts", _I32, (_PTR, _I32, _PTR, _I32)),
+    Signature("llama_hotset_get_map", _I32, (_PTR, _I32, _PTR, _I32)),
+    Signature("llama_hotset_stage_expert", _I32, (_PTR, _I32, _I32, _I32)),
+    Signature("llama_hotset_publish_moves", _I32, (_PTR, _PTR, _I32, _I32)),
+    Signature("llama_hotset_resize_slots", _I32, (_PTR, _PTR, _I32)),
+    Signature("llama_hotset_set_state", _I32, (_PTR, _I32)),
 )
 
 

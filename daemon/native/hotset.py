@@ -1,0 +1,216 @@
+"""Experts in VRAM: the exports of the patch series for one context, typed.
+
+Layers are numbered from 0 in the order in which the model computes them. Any thread may call anything but the
+constructor and `close`; what changes the placement waits until the context is between two computations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daemon.errors import HotsetError
+from daemon.native import abi
+from daemon.native.library import handle
+
+Move = tuple[int, int, int]
+"""Layer, slot, and the expert staged in it; expert -1: the slot's expert goes back to the CPU."""
+
+
+class ResidencyError(HotsetError):
+    """A call was refused and changed nothing; `refusal` says why."""
+
+    code = "residency_refused"
+
+    def __init__(self, refusal: Status, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+class Status(IntEnum):
+    """`enum llama_hotset_status`."""
+
+    OK = 0
+    INVALID = -1
+    NO_MEMORY = -2
+    NOT_MANAGED = -3
+    SLOT_IN_USE = -4
+    NOT_STAGED = -5
+    RESIDENT = -6
+    BUSY = -7
+    FAILED = -8
+
+
+class Mode(IntEnum):
+    """How a layer is computed: upstream's path, a chain on each side, or all of it on the device."""
+
+    COLD = 0
+    PARTIAL = 1
+    FULL = 2
+
+
+class Reason(IntEnum):
+    """Why a layer is not managed."""
+
+    MANAGED = 0
+    LORA = 1
+    REPACKED = 2
+    NOT_HOST = 3
+    ON_DEVICE = 4
+    NO_DEVICE = 5
+    UNSUPPORTED = 6
+
+
+class State(IntEnum):
+    """What residency does at all: nothing, count only, everything."""
+
+    OFF = 0
+    COUNT = 1
+    ON = 2
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One set of routed experts. `index` is its number here, `il` the model's layer; sizes in bytes."""
+
+    index: int
+    il: int
+    n_expert: int
+    n_expert_used: int
+    n_slots: int
+    n_resident: int
+    mode: Mode
+    reason: Reason
+    device: int
+    expert_bytes: int
+    device_bytes: int
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counters since the start, and the bytes held on all devices now; `cpu_us` are microseconds."""
+
+    generation: int
+    steps: int
+    tokens: int
+    wide_steps: int
+    staged: int
+    staged_bytes: int
+    published: int
+    resizes: int
+    cpu_us: int
+    device_bytes: int
+
+
+class _LayerInfo(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("il", "n_expert", "n_expert_used", "n_slots", "n_resident")),
+        *((name, ctypes.c_int32) for name in ("mode", "reason", "device")),
+        *((name, ctypes.c_uint64) for name in ("expert_bytes", "device_bytes", "hits", "misses")),
+    )
+
+
+class _Stats(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in Statistics.__dataclass_fields__)
+
+
+class _Move(ctypes.Structure):
+    _fields_ = (("layer", ctypes.c_int32), ("slot", ctypes.c_int32), ("expert", ctypes.c_int32))
+
+
+class Residency:
+    """Slots for one context, which must outlive it; a context manager.
+
+    Raises:
+        ResidencyError: nothing can be managed so, for example because the device has too little memory.
+    """
+
+    def __init__(self, context: Any, slots: Sequence[int] | None = None, *, max_bytes: int = 0) -> None:
+        """`context` is llama.cpp's handle; `slots` are per layer (None: none yet), `max_bytes` limits all devices."""
+        self._exports = abi.bind(handle())
+        self._pointer: ctypes.c_void_p | None = None
+        pointer = ctypes.c_void_p()
+        given = None if slots is None else _ints(slots)
+        count = 0 if slots is None else len(slots)
+        status = self._exports.llama_hotset_create(context, given, count, max_bytes, ctypes.byref(pointer))
+        self._check(status)
+        self._pointer = pointer
+        self.n_layers = int(self._exports.llama_hotset_layer_count(pointer))
+
+    def layer(self, index: int) -> Layer:
+        """What is known about a layer now."""
+        info = _LayerInfo()
+        self._check(self._exports.llama_hotset_get_layer(self._pointer, index, ctypes.byref(info)))
+        names = Layer.__dataclass_fields__.keys() - {"index", "mode", "reason"}
+        values = {name: int(getattr(info, name)) for name in names}
+        return Layer(index=index, mode=Mode(info.mode), reason=Reason(info.reason), **values)
+
+    def layers(self) -> list[Layer]:
+        """Every layer with routed experts."""
+        return [self.layer(index) for index in range(self.n_layers)]
+
+    def statistics(self) -> Statistics:
+        """The counters as of the last boundary."""
+        stats = _Stats()
+        self._check(self._exports.llama_hotset_get_stats(self._pointer, ctypes.byref(stats)))
+        return Statistics(**{name: getattr(stats, name) for name in Statistics.__dataclass_fields__})
+
+    def counts(self, index: int) -> npt.NDArray[np.uint64]:
+        """How often each expert of a layer was selected, [n_expert]."""
+        out = np.zeros(self.layer(index).n_expert, np.uint64)
+        self._check(self._exports.llama_hotset_get_counts(self._pointer, index, out.ctypes.data, len(out)))
+        return out
+
+    def resident(self, index: int) -> list[int]:
+        """Slot -> published expert, -1 for none."""
+        out = np.zeros(self.layer(index).n_slots, np.int32)
+        self._check(self._exports.llama_hotset_get_map(self._pointer, index, out.ctypes.data, len(out)))
+        return [int(expert) for expert in out]
+
+    def stage(self, index: int, expert: int, slot: int) -> None:
+        """Upload an expert into a slot that no published expert holds, also while the context computes."""
+        self._check(self._exports.llama_hotset_stage_expert(self._pointer, index, expert, slot))
+
+    def publish(self, moves: Iterable[Move], *, wait: bool = True) -> None:
+        """Apply all moves or none at the next boundary; without `wait` a refusal is not told."""
+        listed = [_Move(*move) for move in moves]
+        array = (_Move * len(listed))(*listed)
+        self._check(self._exports.llama_hotset_publish_moves(self._pointer, array, len(listed), wait))
+
+    def resize(self, slots: Sequence[int]) -> None:
+        """Give every layer a new number of slots, -1: as it is; nothing changes if the device has too little memory."""
+        self._check(self._exports.llama_hotset_resize_slots(self._pointer, _ints(slots), len(slots)))
+
+    def set_state(self, state: State) -> None:
+        """Switch residency; slots keep their experts."""
+        self._check(self._exports.llama_hotset_set_state(self._pointer, state))
+
+    def close(self) -> None:
+        """Free all slots; the context goes on without."""
+        if self._pointer is not None:
+            self._exports.llama_hotset_free(self._pointer)
+            self._pointer = None
+
+    def __enter__(self) -> Residency:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _check(self, status: int) -> None:
+        if status != Status.OK:
+            reason = self._exports.llama_hotset_last_error().decode(errors="replace")
+            raise ResidencyError(Status(status), reason or "llama.cpp gave no reason")
+
+
+def _ints(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
+    return (ctypes.c_int32 * len(values))(*values)
