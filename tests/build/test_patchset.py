@@ -98,14 +98,14 @@ def test_an_edit_lands_in_the_patch_and_the_header_stays(patches: Path, small_sd
     tree = tmp_path / "tree"
     assert patchset.apply(patches, tree, small_sdist, until=FIRST) == [FIRST]
     header = series.read_patch(patches, FIRST).header
-    edit(tree / "src" / "llama-hotset.cpp", "return LLAMA_HOTSET_ABI_VERSION;", "return 7;")
+    edit(tree / "src" / "CMakeLists.txt", "series, backends and flags of a hotset build", "what was built")
     patchset.export(patches, tree, small_sdist, FIRST)
     written = series.read_patch(patches, FIRST)
     assert written.header == header
-    assert "+    return 7;\n" in written.diff
+    assert 'STRING "llama: what was built")\n' in written.diff
     again = tmp_path / "again"
     patchset.apply(patches, again, small_sdist)
-    assert "return 7;" in (again / "src" / "llama-hotset.cpp").read_text()
+    assert "llama: what was built" in (again / "src" / "CMakeLists.txt").read_text()
 
 
 def test_a_new_patch_is_added_with_a_header_to_fill_in(patches: Path, small_sdist: Path, tmp_path: Path) -> None:
