@@ -248,6 +248,43 @@ def test_counts_equal_a_recount_of_the_routers_ids(
         assert hs.layer(0).misses == 0
 
 
+def test_switched_off_the_nodes_are_those_of_stock(
+    server: str, model_file: tuple[str, Path], library_path: Path
+) -> None:
+    nodes = Nodes(library_path)
+    with changed_params(cb_eval=nodes.callback), open_bench(server, model_file[1]) as bench:
+
+        def seen(*steps: int) -> list[str]:
+            bench.clear()
+            nodes.names.clear()
+            for width in steps:
+                bench.logits([(i, i, 0) for i in range(width)])
+                bench.clear()
+            return nodes.names.copy()
+
+        stock = seen(1, 4, 40)
+        with Residency(bench.context.pointer, [8] * N_LAYER) as hs:
+            assert seen(1, 4, 40) != stock
+            hs.set_state(State.OFF)
+            assert seen(1, 4, 40) == stock
+        assert seen(1, 4, 40) == stock
+
+
+class Nodes:
+    """The names of all nodes in the order in which they are computed; unnamed ones have their number."""
+
+    def __init__(self, library_path: Path) -> None:
+        self.names: list[str] = []
+        self.base = ctypes.CDLL(str(library_path / "libggml-base.so"))
+        self.base.ggml_get_name.restype, self.base.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+        self.callback = backend().ggml_backend_sched_eval_callback(self.see)
+
+    def see(self, tensor: Any, ask: bool, _data: Any) -> bool:
+        if ask:
+            self.names.append(self.base.ggml_get_name(tensor).decode())
+        return not ask
+
+
 class Recorder:
     """Counts what the router's nodes select, by llama.cpp's callback for every node."""
 
@@ -371,6 +408,18 @@ def test_switched_off_it_computes_what_stock_does_and_keeps_its_experts(bench: B
         walk(bench)
         assert hs.layer(0).hits > 0
     np.testing.assert_array_equal(walk(bench), stock)
+
+
+def test_a_request_is_served_although_nobody_asks_for_outputs(bench: Bench) -> None:
+    """A prompt that is read in many steps has no outputs until its end."""
+    bench.clear()
+    with Residency(bench.context.pointer, [2] * N_LAYER) as hs:
+        assert bench.context.decode([(1, 0, 0, False)]) == DECODED
+        hs.stage(0, 7, 1)
+        hs.publish([(0, 1, 7)], wait=False)
+        assert hs.resident(0) == [-1, -1]
+        assert bench.context.decode([(2, 1, 0, False)]) == DECODED
+        assert hs.resident(0) == [-1, 7]
 
 
 def refused(status: Status, call: Callable[[], object]) -> None:
