@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from pydantic import BaseModel
@@ -52,6 +52,18 @@ class Listener(Protocol):
 
     def deliver(self, event: RequestEvent) -> None:
         """It said this about one request."""
+
+
+def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment: the C library is asked to back large blocks by huge pages.
+
+    Weights and KV cells are read all over in every step; with 4 KiB pages much of that is spent on address translation.
+    What the operator set is kept; a kernel or C library that knows no such thing ignores it.
+    """
+    tunables = environ.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc.hugetlb" in tunables:
+        return dict(environ)
+    return {**environ, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1")))}
 
 
 def engine_command(fd: int) -> list[str]:
@@ -209,6 +221,7 @@ class Supervisor:
                 process = await asyncio.create_subprocess_exec(
                     *self._command(theirs.fileno()),
                     pass_fds=(theirs.fileno(),),
+                    env=engine_environment(os.environ),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.DEVNULL,
                     stderr=asyncio.subprocess.PIPE,

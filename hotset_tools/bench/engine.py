@@ -27,7 +27,7 @@ from daemon.messages import (
     Submit,
 )
 from daemon.model_files import load_command
-from daemon.supervisor import engine_command
+from daemon.supervisor import engine_command, engine_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,9 @@ def engine(model: Path, n_sequences: int) -> Iterator[tuple[Pipe, ModelInfo]]:
         {"model": {"path": str(model)}, "engine": {"device": "cpu", "max_sequences": n_sequences}}
     )
     ours, theirs = socket.socketpair()
+    environment = engine_environment(os.environ)
     with theirs:
-        child = subprocess.Popen(engine_command(theirs.fileno()), pass_fds=(theirs.fileno(),), env=os.environ.copy())
+        child = subprocess.Popen(engine_command(theirs.fileno()), pass_fds=(theirs.fileno(),), env=environment)
     pipe = Pipe(ours)
     try:
         pipe.send(load_command(config))

@@ -20,7 +20,7 @@ def next_unmasked(library_path: Path) -> Any:
     return function
 
 
-@given(shown=st.sets(st.integers(0, 70)), size=st.integers(0, 70), start=st.integers(0, 70))
+@given(shown=st.sets(st.integers(0, 300)), size=st.integers(0, 300), start=st.integers(0, 300))
 def test_the_next_unmasked_cell_is_found(next_unmasked: Any, shown: set[int], size: int, start: int) -> None:
     """Wherever it begins and ends, aligned or not; values of ALiBi and -0 are shown, NaN too."""
     start = min(start, size)

@@ -14,6 +14,7 @@ from daemon.engine.scheduler import HEADROOM, Work, may_start, n_to_send_back, p
 from daemon.engine.stops import StopMatcher, TextOut
 from daemon.engine.times import TimeLog
 from daemon.messages import Sampling
+from daemon.supervisor import engine_environment
 
 TEXTS = st.text(alphabet="ab<>e ", max_size=40)
 
@@ -195,3 +196,11 @@ def test_times_summarise_the_last_steps() -> None:
     assert summary.n_steps == 2048
     assert summary.outside_p50 == pytest.approx(1.0)
     assert summary.sample_per_token == pytest.approx(0.5)
+
+
+def test_the_engine_asks_for_huge_pages_unless_told_otherwise() -> None:
+    wanted = "glibc.malloc.hugetlb=1"
+    assert engine_environment({"A": "b"}) == {"A": "b", "GLIBC_TUNABLES": wanted}
+    assert engine_environment({"GLIBC_TUNABLES": "glibc.x=2"})["GLIBC_TUNABLES"] == f"glibc.x=2:{wanted}"
+    kept = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    assert engine_environment(kept) == kept
