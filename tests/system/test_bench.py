@@ -63,7 +63,7 @@ def test_rounds_are_paired() -> None:
     assert run.ratio == 1.25
     result = run.as_json()
     assert (result["ratio"], result["ratios"]) == (1.25, [0.5, 2.0])
-    assert "1.250 (0.500-2.000, 2 rounds)" in streams.table(run)
+    assert "1.250 (0.500-2.000, rounds: 2)" in streams.table(run)
 
 
 def test_a_missing_peer_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
