@@ -65,7 +65,7 @@ class Daemon:
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(100)
 
 
 @contextmanager

@@ -84,8 +84,8 @@ def test_the_engine_ends_when_the_service_is_killed(tmp_path: Path, library_path
 
 
 def test_sigterm_lets_a_running_answer_finish_and_fails_what_waits(tmp_path: Path, library_path: Path) -> None:
-    with running(tmp_path, ENGINE_MAX_SEQUENCES="1") as daemon:
-        runs = Stream(daemon.url, max_tokens=60)
+    with running(tmp_path, ENGINE_MAX_SEQUENCES="1", HTTP_SHUTDOWN_SECONDS="90") as daemon:
+        runs = Stream(daemon.url, max_tokens=2000)  # long enough that the second one still waits when the signal comes
         eventually(lambda: runs.has_text, "the first stream running")
         waits = Stream(daemon.url, max_tokens=5)
         eventually(lambda: bool(waits.chunks), "the second one queued")
