@@ -6,9 +6,7 @@ A model on which the library ends the process gets no line.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import re
 import sys
 from collections import defaultdict
 from typing import Any
@@ -17,33 +15,9 @@ import numpy as np
 
 from daemon.native.devices import load_backends
 from daemon.native.library import TAIL, backend, load_reason
-from tests.miniarch.ggml_tensor import TensorHead, base_library
+from tests.miniarch.watch import Watch
 
 N_PROMPT, N_STEPS, N_THREADS = 64, 4, 1
-_TOP_K = re.compile(rb"ffn_moe_topk-(\d+)")
-
-
-class Watch:
-    """Which experts the router chose, by layer."""
-
-    def __init__(self) -> None:
-        self.used: defaultdict[int, set[int]] = defaultdict(set)
-        self._base = base_library()
-        self.callback = backend().ggml_backend_sched_eval_callback(self._see)
-
-    def _see(self, tensor: int, ask: bool, _data: Any) -> bool:
-        match = _TOP_K.fullmatch(self._base.ggml_get_name(tensor))
-        if match and not ask:
-            self.used[int(match[1])].update(self._ids(tensor))
-        return bool(match) or not ask
-
-    def _ids(self, tensor: int) -> list[int]:
-        """The ids of a tensor that may be a view of a wider one."""
-        head = TensorHead.from_address(tensor)
-        raw = ctypes.create_string_buffer(self._base.ggml_nbytes(tensor))
-        self._base.ggml_backend_tensor_get(tensor, raw, 0, len(raw))
-        rows = (raw.raw[start : start + 4 * head.ne[0]] for start in range(0, len(raw), head.nb[1]))
-        return [int(expert) for row in rows for expert in np.frombuffer(row, np.int32)]
 
 
 def decode(model: Any, watch: Watch | None) -> np.ndarray[Any, Any]:
@@ -92,12 +66,15 @@ def report(path: str) -> dict[str, Any]:
     watch = Watch()
     first = decode(model, watch)
     second = decode(model, None)
+    used: defaultdict[int, set[int]] = defaultdict(set)
+    for layer, ids in watch.take():
+        used[layer].update(map(int, ids.flat))
     out = {
         "logits": [round(float(logit), 5) for logit in first[N_PROMPT - 1]],
         "finite": bool(np.isfinite(first).all()),
         "spread": float(first.std()),
         "equal": bool((first == second).all()),
-        "used": {layer: sorted(experts) for layer, experts in sorted(watch.used.items())},
+        "used": {layer: sorted(experts) for layer, experts in sorted(used.items())},
         "n_params": llama_cpp.llama_model_n_params(model),
         "size": llama_cpp.llama_model_size(model),
     }

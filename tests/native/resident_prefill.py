@@ -14,7 +14,8 @@ import numpy as np
 
 from daemon.native.hotset import Residency
 from tests.minigguf import write_moe
-from tests.native.test_residency import N_EXPERT, N_LAYER, SIZES, Bench, Logits, every, fill, kl, open_bench
+from tests.native.test_residency import N_EXPERT, N_LAYER, SIZES, every
+from tests.residency_bench import Bench, Logits, fill, kl, open_bench
 
 N_PROMPT = 40
 SLOTS = {"zero": 8, "half": 8, "full": N_EXPERT}
@@ -28,7 +29,7 @@ def walk(bench: Bench) -> Logits:
 
 
 def logits(path: Path, mode: str) -> Logits:
-    with open_bench("", path, device="Vulkan0") as bench:
+    with open_bench("Vulkan0", path) as bench:
         if mode == "stock":
             return walk(bench)
         with Residency(bench.context.pointer, [SLOTS[mode]] * N_LAYER) as hs:

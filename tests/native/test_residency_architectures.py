@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from daemon.native.hotset import Layer, Mode, Reason, Residency
-from tests.native.test_residency import Bench, Logits, kl, open_bench, server
+from tests.residency_bench import Bench, Logits, kl, open_bench
 
 miniarch = pytest.importorskip("tests.miniarch.table")
 writer = pytest.importorskip("tests.miniarch.writer")
 blocks = pytest.importorskip("tests.miniarch.blocks")
-
-__all__ = ["server"]
 
 F32 = {name: replace(mini, quants=miniarch.all_of("F32")) for name, mini in miniarch.MINIS.items()}
 QUANTISED = {
@@ -31,9 +29,9 @@ CASES = {**{f"{name}-F32": mini for name, mini in F32.items()}, **QUANTISED}
 
 
 @contextmanager
-def opened(name: str, server: str, directory: Path, library: Path) -> Iterator[Bench]:
+def opened(name: str, rpc_device: str, directory: Path, library: Path) -> Iterator[Bench]:
     path = writer.write_minis(directory, {"mini": CASES[name]}, library)["mini"]
-    with open_bench(server, path, max_sequences=1, kv_cells=256) as bench:
+    with open_bench(rpc_device, path, max_sequences=1, n_ctx=256) as bench:
         yield bench
     path.unlink()
 
@@ -67,8 +65,8 @@ def fill(hs: Residency, layers: list[Layer], part: float, first: int = 0) -> Non
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_slots_agree_with_stock(name: str, server: str, tmp_path: Path, library_path: Path) -> None:
-    with opened(name, server, tmp_path, library_path) as bench:
+def test_slots_agree_with_stock(name: str, rpc_device: str, tmp_path: Path, library_path: Path) -> None:
+    with opened(name, rpc_device, tmp_path, library_path) as bench:
         stock = walk(bench)
         with Residency(bench.context.pointer) as hs:
             layers = hs.layers()

@@ -1,0 +1,152 @@
+"""What the tests of residency share: a device without a graphics card, a model in a context on it, and comparisons."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from daemon.config import Config
+from daemon.model_files import load_command
+from daemon.native import devices
+from daemon.native.context import DECODED, Context
+from daemon.native.hotset import Residency
+from daemon.native.library import backend
+from daemon.native.model import Model
+
+Logits = npt.NDArray[np.float32]
+N_SEQUENCES = 8
+
+
+@dataclass(frozen=True)
+class RpcServer:
+    """A CPU behind llama.cpp's RPC backend."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def device(self) -> str:
+        """Its name in `engine.device`."""
+        return f"rpc:127.0.0.1:{self.port}"
+
+
+@contextmanager
+def rpc_server(library: Path, **environment: str) -> Iterator[RpcServer]:
+    """A server on loopback with one thread, and with these variables beside those of this process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [library / "ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env={**os.environ, **environment}, **quiet) as process:
+        try:
+            _wait_for(port)
+            yield RpcServer(process, port)
+        finally:
+            process.kill()
+
+
+def _wait_for(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+@dataclass
+class Bench:
+    """A model whose experts are in memory, in a context that has a device."""
+
+    model: Model
+    context: Context
+
+    def logits(self, tokens: Sequence[tuple[int, int, int]]) -> Logits:
+        """One step of (token, position, sequence); the logits of every row."""
+        assert self.context.decode((*row, True) for row in tokens) == DECODED
+        return np.stack([self.context.logits(i).copy() for i in range(len(tokens))])
+
+    def clear(self) -> None:
+        """Forget all sequences; text diffusion models have no memory of any."""
+        for seq_id in range(N_SEQUENCES if self.context.memory else 0):
+            self.context.remove(seq_id)
+
+
+class open_bench(ExitStack):
+    """A bench for one model; `engine` are settings of the daemon.
+
+    One thread: two that share a core with the device's wait for each other at every node.
+    """
+
+    def __init__(self, device: str, path: Path, *, n_ctx: int = 512, **engine: Any) -> None:
+        super().__init__()
+        settings = {"device": device, "threads": 1, "kv_cells": n_ctx, "max_sequences": N_SEQUENCES, "ubatch": 64}
+        settings |= {"cache_type_k": "f32", "cache_type_v": "f32", "repack": False}
+        self.n_ctx = n_ctx
+        self.spec = load_command(Config.model_validate({"model": {"path": str(path)}, "engine": settings | engine}))
+
+    def __enter__(self) -> Bench:  # type: ignore[override]
+        super().__enter__()
+        devices.load_backends(self.spec.device)
+        model = self.enter_context(Model(self.spec, lambda _: None))
+        threads = self.spec.threads or 1
+        with changed_params(flash_attn_type=0):
+            context = Context(model, self.spec, n_ctx=self.n_ctx, n_threads=threads, n_threads_batch=threads)
+        return Bench(model, self.enter_context(context))
+
+
+@contextmanager
+def changed_params(**changes: Any) -> Iterator[None]:
+    """Contexts are made with these parameters.
+
+    Flash attention and an F16 cache are off in these tests: they make a difference of the last bit a thousand times
+    larger, so that even stock's own logits differ by KL 1e-7 between a step of 31 tokens and 31 steps.
+    """
+    lib = backend()
+    make = lib.llama_context_default_params
+
+    def params() -> Any:
+        made = make()
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lib, "llama_context_default_params", params)
+        yield
+
+
+def fill(hs: Residency, experts: dict[int, list[int]]) -> None:
+    """Make these experts of these layers resident, and no others of theirs, in slots from 0 on."""
+    moves = []
+    for index in experts:
+        moves += [(index, slot, -1) for slot, owner in enumerate(hs.resident(index)) if owner >= 0]
+    hs.publish(moves)
+    moves = [(index, slot, expert) for index, wanted in experts.items() for slot, expert in enumerate(wanted)]
+    for index, slot, expert in moves:
+        hs.stage(index, expert, slot)
+    hs.publish(moves)
+
+
+def kl(reference: Logits, other: Logits) -> npt.NDArray[np.float64]:
+    """KL divergence of each row, [n_rows]."""
+    a, b = (x.astype(np.float64) for x in (reference, other))
+    a, b = (x - x.max(1, keepdims=True) for x in (a, b))
+    a, b = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (a, b))
+    return (np.exp(a) * (a - b)).sum(1)
