@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from daemon.errors import ConfigError
+from daemon.hotset import budget
 
 ENV_PREFIX = "HOTSET_"
-PATH_KEYS = ("model.path", "model.chat_template", "http.keys_file")
+PATH_KEYS = ("model.path", "model.chat_template", "residency.hot_set", "http.keys_file")
 
 
 class Effect(StrEnum):
@@ -84,6 +85,20 @@ class EngineSection(Section):
     load_hang_seconds: float = live(1800.0, ge=5, le=86_400)
     restart_delay_seconds: float = live(1.0, ge=0.05, le=600)
     restart_delay_max_seconds: float = live(60.0, ge=0.05, le=3600)
+
+
+class ResidencySection(Section):
+    """[residency]: which experts are kept in VRAM, and how much of it they may take."""
+
+    enabled: bool = next_load(True)
+    hot_set: str = next_load("")
+    vram: str | int | dict[str, str | int] = next_load("")
+
+    @field_validator("vram")
+    @classmethod
+    def _readable_budgets(cls, vram: str | int | dict[str, str | int]) -> str | int | dict[str, str | int]:
+        budget.parse_all(vram)
+        return vram
 
 
 class HttpSection(Section):
@@ -163,6 +178,7 @@ class Config(Section):
 
     model: ModelSection = ModelSection()
     engine: EngineSection = EngineSection()
+    residency: ResidencySection = ResidencySection()
     http: HttpSection = HttpSection()
     queue: QueueSection = QueueSection()
     text: TextSection = TextSection()
@@ -333,6 +349,11 @@ def _cross_checks(config: Config) -> list[tuple[str, str]]:
         problems.append(("engine.restart_delay_max_seconds", "must not be below engine.restart_delay_seconds"))
     if config.engine.kv_cells and config.engine.kv_cells < config.model.context:
         problems.append(("engine.kv_cells", "must not be below model.context"))
+    residency = config.residency
+    if residency.hot_set and residency.vram == "":
+        problems.append(("residency.hot_set", "needs residency.vram: how much of the hot set goes into VRAM"))
+    if residency.vram != "" and not residency.hot_set:
+        problems.append(("residency.vram", "needs residency.hot_set: which experts go into VRAM"))
     return problems
 
 

@@ -68,6 +68,14 @@ class Submit(Message):
     """None: none. N >= 0: the chosen token's log probability and the N most likely ones, before samplers."""
 
 
+class ResidencySpec(Message):
+    """[residency] of the config. `hot_set` is an absolute path or empty; `vram` holds budgets by device, "" for all."""
+
+    enabled: bool = True
+    hot_set: str = ""
+    vram: dict[str, str] = {}
+
+
 class Load(Message):
     """The first command: what to load and how. Paths are absolute; 0 and -1 mean what they mean in config.toml."""
 
@@ -87,6 +95,7 @@ class Load(Message):
     cache_type_k: str
     cache_type_v: str
     repack: bool
+    residency: ResidencySpec = ResidencySpec()
 
 
 class Cancel(Message):
@@ -188,8 +197,58 @@ class StepTimes(Message):
     sample_per_token: float
 
 
+class ExpertLayer(Message):
+    """One set of routed experts as it is placed. `layer` is the model's, `reason` why it has no slots, if so.
+
+    `mode`: "full" (all experts in slots), "partial", "cold" (none), or "device" (wholly there, no copy in memory).
+    """
+
+    layer: int
+    device: str
+    mode: Literal["cold", "partial", "full", "device"]
+    reason: str
+    memory: str
+    """What the weights lie in on the host: "pinned", "pageable", "mapped"; "" where the CPU has none of them."""
+    experts: int
+    slots: int
+    resident: int
+    hits: int
+    misses: int
+
+
+class ExpertDevice(Message):
+    """Experts on one device: what was asked, what it got and why; sizes in bytes, the rest are experts.
+
+    `hits` and `misses` count selections since the engine started.
+    """
+
+    device: str
+    asked: str
+    asked_bytes: int
+    effective_bytes: int
+    why: str
+    bytes: int
+    layers: int
+    slots: int
+    resident: int
+    hits: int
+    misses: int
+
+
+class Residency(Message):
+    """What keeping experts in VRAM does now, and why; `filled` is the part of the planned experts that is there."""
+
+    state: Literal["off", "filling", "on"] = "off"
+    reason: str = ""
+    filled: float = 0.0
+    devices: list[ExpertDevice] = []
+    layers: list[ExpertLayer] = []
+    uploaded_bytes: int = 0
+    published: int = 0
+
+
 class Snapshot(Message):
-    """The engine's state at one moment; also its sign of life."""
+    """The engine's state at one moment; also its sign of life. `residency` is None where nothing of it has changed."""
 
     kind: Literal["snapshot"] = "snapshot"
     waiting: int = 0
@@ -199,6 +258,7 @@ class Snapshot(Message):
     n_steps: int = 0
     n_preempted: int = 0
     times: StepTimes | None = None
+    residency: Residency | None = None
 
 
 class Step(Message):
@@ -250,7 +310,7 @@ class ModelInfo(Message):
     devices: list[Device]
     build: str
     residency: str
-    """Why residency is on, off or not applicable, in words."""
+    """Why residency is on, off or not applicable at load, in words."""
     warnings: list[str] = []
 
 
@@ -259,6 +319,7 @@ class Ready(Message):
 
     kind: Literal["ready"] = "ready"
     info: ModelInfo
+    residency: Residency = Residency()
 
 
 class LoadFailed(Message):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from daemon.config import Config
-from daemon.messages import Done, ModelInfo, Snapshot
+from daemon.messages import Done, ExpertDevice, ModelInfo, Residency, Snapshot
 
 # A gauge beside every counter, for a format that is not served here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -117,6 +117,7 @@ class View:
     ready: bool
     snapshot: Snapshot
     info: ModelInfo | None
+    residency: Residency
     config: Config
 
 
@@ -141,10 +142,31 @@ class _Gauges(Collector):
         cells.add_metric(["used"], view.snapshot.kv_cells_used)
         cells.add_metric(["free"], view.snapshot.kv_cells - view.snapshot.kv_cells_used)
         yield cells
+        yield from _experts(view.residency)
         yield _info("hotset_build", "What is running.", {"version": view.version, "python": platform.python_version()})
         yield _info("hotset_config", "The configuration that applies.", _config_labels(view.config))
         if view.info is not None:
             yield _info("hotset_model", "The loaded model.", _model_labels(view.info))
+
+
+_EXPERTS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[ExpertDevice], int]], ...] = (
+    (CounterMetricFamily, "hits", "Selections of experts computed in VRAM.", lambda one: one.hits),
+    (CounterMetricFamily, "misses", "Selections of experts computed elsewhere.", lambda one: one.misses),
+    (GaugeMetricFamily, "slots_total", "Places for experts in VRAM.", lambda one: one.slots),
+    (GaugeMetricFamily, "slots_resident", "Of them, with an expert in use.", lambda one: one.resident),
+    (GaugeMetricFamily, "vram_bytes", "VRAM that experts take.", lambda one: one.bytes),
+)
+
+
+def _experts(residency: Residency) -> Iterator[Metric]:
+    """One series a device; none where residency is off."""
+    for family_type, name, documentation, value in _EXPERTS:
+        family = family_type(f"hotset_expert_{name}", documentation, labels=["device"])
+        for device in residency.devices:
+            family.add_metric([device.device], value(device))
+        yield family
+    uploads = "hotset_expert_upload_bytes"
+    yield CounterMetricFamily(uploads, "Experts copied to VRAM.", value=residency.uploaded_bytes)
 
 
 def _info(name: str, documentation: str, labels: dict[str, str]) -> Metric:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from daemon.config import Config
 from daemon.errors import ConfigError
-from daemon.messages import Load
+from daemon.hotset import budget
+from daemon.messages import Load, ResidencySpec
 
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tinymoe-41m-Q4_K_M.gguf"
 
@@ -21,13 +22,22 @@ def template_path(config: Config) -> Path | None:
     return Path(config.model.chat_template) if config.model.chat_template else None
 
 
+def hot_set_path(config: Config) -> Path | None:
+    """The list of experts for VRAM, None when there is none."""
+    return Path(config.residency.hot_set) if config.residency.hot_set else None
+
+
 def check_files(config: Config) -> None:
     """Whether the files that `config` names are there.
 
     Raises:
         ConfigError: lists every one that is not.
     """
-    files = {"model.path": model_path(config), "model.chat_template": template_path(config)}
+    files = {
+        "model.path": model_path(config),
+        "model.chat_template": template_path(config),
+        "residency.hot_set": hot_set_path(config),
+    }
     problems = [(key, fault) for key, path in files.items() if path is not None and (fault := _fault(path))]
     if problems:
         raise ConfigError(problems)
@@ -59,4 +69,9 @@ def load_command(config: Config) -> Load:
         cache_type_k=engine.cache_type_k,
         cache_type_v=engine.cache_type_v,
         repack=engine.repack,
+        residency=ResidencySpec(
+            enabled=config.residency.enabled,
+            hot_set=str(hot_set_path(config) or ""),
+            vram={name: str(asked) for name, asked in budget.parse_all(config.residency.vram).items()},
+        ),
     )

@@ -19,7 +19,19 @@ from pydantic import BaseModel
 
 from daemon.config import EngineSection
 from daemon.frames import Decoder, encode
-from daemon.messages import REPORT, Load, LoadFailed, Loading, ModelInfo, Ready, RequestEvent, Shutdown, Snapshot, Step
+from daemon.messages import (
+    REPORT,
+    Load,
+    LoadFailed,
+    Loading,
+    ModelInfo,
+    Ready,
+    RequestEvent,
+    Residency,
+    Shutdown,
+    Snapshot,
+    Step,
+)
 
 State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
@@ -119,6 +131,7 @@ class Supervisor:
         self.progress = 0.0
         self.info: ModelInfo | None = None
         self.snapshot = Snapshot()
+        self.residency = Residency()
         self.restarts = 0
         self.load_seconds = 0.0
         self.settled = asyncio.Event()
@@ -272,6 +285,7 @@ class Supervisor:
             self.progress = report.progress
         elif isinstance(report, Ready):
             self._on_ready(report.info)
+            self._on_residency(report.residency)
         elif isinstance(report, LoadFailed):
             self._load_failed = report
         else:
@@ -285,6 +299,8 @@ class Supervisor:
     def _on_step(self, step: Step) -> None:
         if step.snapshot is not None:
             self.snapshot = step.snapshot
+            if step.snapshot.residency is not None:
+                self._on_residency(step.snapshot.residency)
         if self.listener is not None:
             for event in step.events:
                 self.listener.deliver(event)
@@ -301,6 +317,12 @@ class Supervisor:
         if self.listener is not None:
             self.listener.engine_ready()
 
+    def _on_residency(self, residency: Residency) -> None:
+        """Said aloud whenever its reason is another one."""
+        if residency.reason != self.residency.reason:
+            log.info("experts in VRAM are %s", residency.reason)
+        self.residency = residency
+
     def _change(self, state: State, reason: str) -> None:
         if self.state != "stopped":
             self.state, self.reason = state, reason
@@ -309,7 +331,7 @@ class Supervisor:
         if self.state == "ready":
             self._change("restarting", why)
         self.reason = why if self.state != "stopped" else self.reason
-        self.snapshot = Snapshot()
+        self.snapshot, self.residency = Snapshot(), Residency()
         self._n_still_born = 0 if self._ready_at else self._n_still_born + 1
         if self.listener is not None:
             self.listener.engine_lost(f"The engine ended: {why}.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from daemon.api.services import EngineState, Services
 from daemon.config import Config
 from daemon.errors import BadRequest, HotsetError
-from daemon.messages import Candidate, Done, Failed, ModelInfo, Snapshot, Submit, TokenLogprob, Tokens
+from daemon.messages import Candidate, Done, Failed, ModelInfo, Residency, Snapshot, Submit, TokenLogprob, Tokens
 from daemon.metrics import Metrics
 from daemon.prompt.pool import ChatPrompt, Prompt, VocabInfo
 
@@ -246,6 +246,7 @@ class FakeSupervisor:
     reason: str = ""
     progress: float = 1.0
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(kv_cells_used=10, kv_cells=8192))
+    residency: Residency = field(default_factory=lambda: Residency(reason="not applicable: no device"))
     restarts: int = 0
 
 

@@ -100,9 +100,20 @@ async def props(request: web.Request) -> web.Response:
             "eos_token": vocab.eos_token,
             "build_info": info.build,
             "is_sleeping": False,
-            "hotset": {"version": services.version, "residency": info.residency, "warnings": info.warnings},
+            "hotset": {
+                "version": services.version,
+                "residency": services.supervisor.residency.reason,
+                "warnings": info.warnings,
+            },
         }
     )
+
+
+async def residency(request: web.Request) -> web.Response:
+    """GET /v1/residency: which experts are in VRAM, device by device and layer by layer, and why."""
+    services = services_of(request)
+    loaded(services)
+    return web.json_response(services.supervisor.residency.model_dump())
 
 
 async def slots(request: web.Request) -> web.Response:
@@ -137,5 +148,6 @@ def view(services: Services) -> View:
         ready=supervisor.state == "ready",
         snapshot=supervisor.snapshot,
         info=supervisor.info,
+        residency=supervisor.residency,
         config=services.config,
     )

@@ -54,6 +54,7 @@ TABLE: tuple[Endpoint, ...] = (
     Endpoint("GET", "/metrics", info.metrics, "Prometheus metrics.", text=True),
     Endpoint("GET", "/props", info.props, "Properties and default samplers, llama-server's shape."),
     Endpoint("GET", "/slots", info.slots, "What each sequence does, llama-server's shape."),
+    Endpoint("GET", "/v1/residency", info.residency, "Which experts are in VRAM, and why."),
     Endpoint("POST", "/v1/requests/{id}/cancel", admin.cancel_request, "Give a running request up."),
     Endpoint("POST", "/v1/embeddings", info.embeddings, "Not offered.", statuses=_NOT_OFFERED),
     Endpoint("POST", "/v1/responses", info.not_offered, "Not offered.", statuses=_NOT_OFFERED),

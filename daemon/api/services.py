@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from daemon.config import Config
-from daemon.messages import Done, Failed, ModelInfo, Snapshot, Submit, Tokens
+from daemon.messages import Done, Failed, ModelInfo, Residency, Snapshot, Submit, Tokens
 from daemon.metrics import Metrics
 from daemon.prompt.pool import ChatPrompt, Prompt, VocabInfo
 
@@ -104,6 +104,10 @@ class Supervisor(Protocol):
 
     @property
     def snapshot(self) -> Snapshot: ...
+
+    @property
+    def residency(self) -> Residency:
+        """Which experts are in VRAM, as the engine said last."""
 
     @property
     def restarts(self) -> int: ...

@@ -75,10 +75,12 @@ def _serve(loaded: Loaded, pipe: Pipe) -> None:
         loaded.vocab,
         pipe,
         limits,
+        residency=loaded.experts,
         suppressed=loaded.model.suppressed_tokens(),
         eog=tuple(sorted(loaded.vocab.eog)),
     )
-    pipe.send(Ready(info=info))
+    pipe.send(Ready(info=info, residency=loaded.experts.status()))
+    loaded.experts.start()  # nothing waits for an upload
     # Everything alive now stays alive: a collection in the middle of a step would only walk over it again.
     gc.collect()
     gc.freeze()

@@ -10,7 +10,9 @@ from types import TracebackType
 
 import psutil
 
-from daemon.engine import sizes
+from daemon.engine import memory, placing, sizes, wanted
+from daemon.engine.residency import Experts
+from daemon.engine.wanted import Off, Wanted
 from daemon.errors import ModelUnusable
 from daemon.messages import Device, Load, ModelInfo
 from daemon.native import abi, devices, gguf_check, library
@@ -34,17 +36,15 @@ class Loaded:
         file = gguf_check.check(Path(spec.model))
         self._exports = abi.bind(library.handle())
         devices.load_backends(spec.device)
-        self._devices = devices.list_devices()
-        room = psutil.virtual_memory().available + sizes.bytes_on_devices(
-            sum(device.memory_free for device in self._devices if device.kind == "gpu"),
-            spec.gpu_layers / max(1, file.facts.n_layer) if spec.gpu_layers >= 0 else 1.0,
-            file.facts.other_bytes,
-            file.facts.expert_bytes if spec.cpu_moe_layers == 0 else 0,
-        )
-        lack = gguf_check.memory_warning(file.facts, room)
-        spec = _for_memory(spec, lack)
+        chosen = devices.choose(spec.device)
+        self._devices = devices.list_devices(chosen)
+        wish = wanted.prepare(spec, file, [devices.describe(device) for device in chosen])
+        room = Room(spec, file, self._devices)
+        whole = room.whole_layers(wish) if isinstance(wish, Wanted) else []
+        lack = gguf_check.memory_warning(file.facts, room.bytes(file.facts.bytes_of_experts(whole)))
+        spec = _for_memory(_for_slots(spec, wish), lack)
         with ExitStack() as stack:
-            self.model = stack.enter_context(Model(spec, progress))
+            self.model = stack.enter_context(Model(spec, progress, chosen=chosen, on_device=whole))
             if not self.model.has_decoder or self.model.has_encoder:
                 raise ModelUnusable(f"{file.path.name} is no decoder-only text model; hotset cannot serve it")
             self.vocab = Vocab.of_model(self.model.pointer)
@@ -53,6 +53,9 @@ class Loaded:
             self.context = stack.enter_context(
                 Context(self.model, spec, n_ctx=cells, n_threads=decode_threads, n_threads_batch=batch_threads)
             )
+            self.experts: Experts | Off = self._place(wish, whole)
+            if isinstance(self.experts, Experts):
+                stack.enter_context(self.experts)
             self.info = self._describe(spec, file, n_ctx, lack)
             self._stack = stack.pop_all()
 
@@ -61,6 +64,14 @@ class Loaded:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
+
+    def _place(self, wish: Wanted | Off, whole: list[int]) -> Experts | Off:
+        """Right after the context: some drivers do not survive new buffers after long use."""
+        if isinstance(wish, Off):
+            return wish
+        return placing.place(
+            self.context, wish, lambda: [devices.describe(device) for device in self.model.devices], whole
+        )
 
     def _describe(self, spec: Load, file: GgufFile, n_ctx: int, lack: str | None) -> ModelInfo:
         facts = file.facts
@@ -85,8 +96,12 @@ class Loaded:
             eos=self.vocab.eos,
             devices=self._devices,
             build=", ".join(f"{key} {value}" for key, value in self._exports.build_info.items()),
-            residency=_residency(file),
-            warnings=[*_device_warnings(spec, self._devices), *_warnings(file, n_ctx, lack)],
+            residency=self.experts.status().reason,
+            warnings=[
+                *_device_warnings(spec, self._devices),
+                *_warnings(file, n_ctx, lack),
+                *_residency_warnings(self.experts),
+            ],
         )
 
 
@@ -113,10 +128,36 @@ def _threads(spec: Load) -> tuple[int, int]:
     return decode, spec.threads_batch or decode
 
 
-def _residency(file: GgufFile) -> str:
-    if not file.facts.is_moe:
-        return "not applicable: a dense model has no experts to place"
-    return "off: this build places experts by layer only"
+class Room:
+    """Memory for the weights, on the host and on devices; bytes."""
+
+    def __init__(self, spec: Load, file: GgufFile, found: list[Device]) -> None:
+        self._spec, self._facts = spec, file.facts
+        self._host = memory.available()
+        self._device = sum(device.memory_free for device in found if device.kind == "gpu")
+
+    def bytes(self, experts_on_devices: int = 0) -> int:
+        """All of it, when so many bytes of experts go to devices besides those that the config sends there."""
+        facts = self._facts
+        share = self._spec.gpu_layers / max(1, facts.n_layer) if self._spec.gpu_layers >= 0 else 1.0
+        experts = facts.expert_bytes if self._spec.cpu_moe_layers == 0 else experts_on_devices
+        return self._host + sizes.bytes_on_devices(self._device, share, facts.other_bytes, experts)
+
+    def whole_layers(self, wish: Wanted) -> list[int]:
+        """Layers whose experts go to devices alone, because memory is short and engine.cpu_moe_layers says nothing."""
+        shortage = gguf_check.shortage(self._facts, self.bytes())
+        if self._spec.cpu_moe_layers >= 0 or shortage <= 0:
+            return []
+        return wish.whole_layers(shortage, self._facts.other_bytes)
+
+
+def _for_slots(spec: Load, wish: Wanted | Off) -> Load:
+    """Weights that the CPU has rearranged cannot be copied into slots."""
+    return spec if isinstance(wish, Off) else spec.model_copy(update={"repack": False})
+
+
+def _residency_warnings(experts: Experts | Off) -> list[str]:
+    return [f"residency is {experts.reason}"] if isinstance(experts, Off) and experts.fault else []
 
 
 def _for_memory(spec: Load, lack: str | None) -> Load:

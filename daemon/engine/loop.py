@@ -11,13 +11,26 @@ from collections.abc import Callable
 
 from daemon.engine import sampling
 from daemon.engine.logprobs import token_logprob
-from daemon.engine.ports import DECODED, NO_CELLS, ContextPort, PipePort, VocabPort
+from daemon.engine.ports import DECODED, NO_CELLS, ContextPort, PipePort, ResidencyPort, VocabPort
 from daemon.engine.roster import Limits, Roster
 from daemon.engine.scheduler import n_to_send_back, plan_step
 from daemon.engine.sequence import Sequence
 from daemon.engine.stops import TextOut
 from daemon.engine.times import TimeLog
-from daemon.messages import COMMAND, Cancel, Done, Event, Failed, FinishReason, Shutdown, Snapshot, Step, Submit, Tokens
+from daemon.messages import (
+    COMMAND,
+    Cancel,
+    Done,
+    Event,
+    Failed,
+    FinishReason,
+    Residency,
+    Shutdown,
+    Snapshot,
+    Step,
+    Submit,
+    Tokens,
+)
 
 SNAPSHOT_SECONDS = 0.5
 IDLE_SECONDS = 1.0
@@ -41,11 +54,13 @@ class Loop:
         pipe: PipePort,
         limits: Limits,
         *,
+        residency: ResidencyPort | None = None,
         suppressed: tuple[int, ...] = (),
         eog: tuple[int, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._context, self._vocab, self._pipe, self._limits = context, vocab, pipe, limits
+        self._residency, self._told = residency, Residency()
         self._suppressed, self._eog, self._clock = suppressed, eog, clock
         self._roster = Roster(context, limits)
         self._events: list[Event] = []
@@ -276,4 +291,13 @@ class Loop:
             n_steps=self._times.n_steps,
             n_preempted=roster.n_preempted,
             times=self._times.summary(),
+            residency=self._news_of_residency(),
         )
+
+    def _news_of_residency(self) -> Residency | None:
+        """Its status if that is another than the last one sent."""
+        status = self._residency.status() if self._residency else self._told
+        if status == self._told:
+            return None
+        self._told = status
+        return status

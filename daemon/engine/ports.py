@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from daemon.messages import Residency
+
 DECODED = 0
 NO_CELLS = 1
 
@@ -57,6 +59,13 @@ class VocabPort(Protocol):
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends an answer."""
+
+
+class ResidencyPort(Protocol):
+    """What keeps experts in VRAM."""
+
+    def status(self) -> Residency:
+        """The state of this moment."""
 
 
 class PipePort(Protocol):

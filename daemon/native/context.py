@@ -67,6 +67,10 @@ class Context:
         batch.n_tokens = n
         return int(self._lib.llama_decode(self.pointer, batch))
 
+    def synchronize(self) -> None:
+        """Wait until everything that was queued is computed."""
+        self._lib.llama_synchronize(self.pointer)
+
     def sample(self, sampler: Sampler, row: int) -> int:
         """Choose and accept a token from the logits of `row`."""
         return int(self._lib.llama_sampler_sample(sampler.pointer, self.pointer, row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +41,71 @@ def load_backends(spec: str) -> list[str]:
     return backends.load(_directory(), wanted)
 
 
-def list_devices() -> list[Device]:
-    """Every registered device, in llama.cpp's order."""
+def list_devices(chosen: Sequence[int] = ()) -> list[Device]:
+    """Every registered device, in llama.cpp's order; those of RPC servers only where they are `chosen`.
+
+    One that is not in use may be gone, and ggml ends the process that asks it.
+    """
     g = ggml()
-    return [_describe(g, g.ggml_backend_dev_get(i)) for i in range(g.ggml_backend_dev_count())]
+    found = [g.ggml_backend_dev_get(i) for i in range(g.ggml_backend_dev_count())]
+    return [_describe(g, pointer) for pointer in found if pointer in chosen or not _is_remote(g, pointer)]
 
 
-def choose(spec: str) -> list[int] | None:
-    """Device pointers for `engine.device`; None leaves the choice to llama.cpp, an empty list means the CPU only.
+class _Props(ctypes.Structure):
+    """`struct ggml_backend_dev_props`."""
+
+    _fields_ = (
+        *((name, ctypes.c_char_p) for name in ("name", "description")),
+        *((name, ctypes.c_size_t) for name in ("memory_free", "memory_total")),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        *((name, ctypes.c_bool) for name in ("async", "host_buffer", "buffer_from_host_ptr", "events", "mmap_support")),
+    )
+
+
+def choose(spec: str) -> list[int]:
+    """Device pointers for `engine.device`, in the order in which layers are spread over them; none: the CPU only.
 
     Raises:
         ModelUnusable: no device has such a name.
         DeviceUnavailable: an RPC server does not answer.
     """
-    if spec == "auto":
-        return None
     if spec == "cpu":
         return []
     g = ggml()
+    if spec == "auto":
+        return _automatic(g)
     return [pointer for name in spec.split(",") for pointer in _by_name(g, name.strip())]
+
+
+def describe(pointer: int) -> Device:
+    """A device as it is now, its free memory among the rest."""
+    return _describe(ggml(), pointer)
+
+
+def _automatic(g: Ggml) -> list[int]:
+    """Llama.cpp's own choice: each GPU once, though two backends see it; integrated ones where there is no other.
+
+    The rule of `llama_prepare_model_devices` (src/llama.cpp), made here so that the choice is known by name. Servers
+    of the RPC backend, which has to be asked for, are no part of it.
+    """
+    found: dict[str, list[tuple[int, int, bytes | None]]] = {"gpu": [], "igpu": []}
+    for i in range(g.ggml_backend_dev_count()):
+        pointer = g.ggml_backend_dev_get(i)
+        registry, props = g.ggml_backend_dev_backend_reg(pointer), _Props()
+        group = found.get(_KINDS.get(g.ggml_backend_dev_type(pointer), ""))
+        if group is None or _is_remote(g, pointer):
+            continue
+        g.ggml_backend_dev_get_props(pointer, ctypes.byref(props))
+        group.append((pointer, registry, props.device_id))
+    gpus = [one for i, one in enumerate(found["gpu"]) if not one[2] or one[2] not in [o[2] for o in found["gpu"][:i]]]
+    integrated = [one for one in found["igpu"] if one[1] == found["igpu"][0][1]]
+    return [pointer for pointer, *_ in gpus or integrated]
+
+
+def _is_remote(g: Ggml, pointer: int) -> bool:
+    """Whether an RPC server has it; their registries are called "RPC[HOST:PORT]"."""
+    return bool(g.ggml_backend_reg_name(g.ggml_backend_dev_backend_reg(pointer)).startswith(b"RPC"))
 
 
 def _directory() -> Path:

@@ -45,6 +45,7 @@ SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "ggml_backend_dev_by_name": ((_TEXT,), _P),
     "ggml_backend_dev_by_type": ((_INT,), _P),
     "ggml_backend_dev_count": ((), _S),
+    "ggml_backend_dev_get_props": ((_P, _P), None),
     "ggml_backend_dev_description": ((_P,), _TEXT),
     "ggml_backend_dev_get": ((_S,), _P),
     "ggml_backend_dev_init": ((_P, _TEXT), _P),

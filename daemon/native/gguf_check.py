@@ -13,7 +13,7 @@ from daemon.native.gguf_reader import Head
 from daemon.native.gguf_rules import check_sizes, check_tensors
 from daemon.native.gguf_vocabulary import check_vocabulary
 
-__all__ = ["ExpertTensor", "GgufFile", "LayerFacts", "ModelFacts", "Part", "check", "memory_warning"]
+__all__ = ["ExpertTensor", "GgufFile", "LayerFacts", "ModelFacts", "Part", "check", "memory_warning", "shortage"]
 
 _RESERVE = 1 << 30  # KV cache, compute buffers and everything else on the machine
 
@@ -63,9 +63,14 @@ def check(path: Path) -> GgufFile:
     )
 
 
+def shortage(facts: ModelFacts, available_bytes: int) -> int:
+    """Bytes that a model lacks to fit `available_bytes` of memory; negative where some are left."""
+    return facts.size + _RESERVE - available_bytes
+
+
 def memory_warning(facts: ModelFacts, available_bytes: int) -> str | None:
     """What to expect of a model that does not fit `available_bytes` of memory; None where it fits."""
-    if facts.size + _RESERVE <= available_bytes:
+    if shortage(facts, available_bytes) <= 0:
         return None
     usable = max(available_bytes - _RESERVE, 0)
     start = (

@@ -101,6 +101,10 @@ class ModelFacts:
         """All routed experts of all layers."""
         return sum(layer.expert_bytes for layer in self.layers)
 
+    def bytes_of_experts(self, layers: Iterable[int]) -> int:
+        """The routed experts of these layers."""
+        return sum(self.layers[index].expert_bytes for index in layers)
+
     @property
     def other_bytes(self) -> int:
         """Everything that every token needs."""

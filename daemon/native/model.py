@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,10 +32,19 @@ class Model:
         ModelUnusable: llama.cpp refused the file; the message is its last error line.
     """
 
-    def __init__(self, spec: Load, progress: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        spec: Load,
+        progress: Callable[[float], None],
+        *,
+        chosen: Sequence[int] | None = None,
+        on_device: Collection[int] = (),
+    ) -> None:
+        """`chosen` are the devices where they are known already; experts of layers `on_device` are no host tensors."""
         self._lib = backend()
+        self.devices = devices.choose(spec.device) if chosen is None else list(chosen)
         self._keep: list[Any] = []  # what llama.cpp only points to must live as long as the load
-        params = self._params(spec)
+        params = self._params(spec, on_device)
         params.progress_callback = self._callback(progress)
         TAIL.clear()
         self.pointer: Any = self._lib.llama_model_load_from_file(spec.model.encode(), params)
@@ -104,23 +113,29 @@ class Model:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _params(self, spec: Load) -> Any:
+    def _params(self, spec: Load, on_device: Collection[int]) -> Any:
         params = self._lib.llama_model_default_params()
         params.load_mode = _LOAD_MODES[spec.load_mode]
         params.n_gpu_layers = spec.gpu_layers
         params.use_extra_bufts = spec.repack
-        chosen = devices.choose(spec.device)
-        if chosen is not None:
-            pointers = (ctypes.c_void_p * (len(chosen) + 1))(*chosen, None)
-            self._keep.append(pointers)
-            params.devices = ctypes.addressof(pointers)
-        if chosen != []:
-            params.tensor_buft_overrides = self._experts_to_cpu(spec.cpu_moe_layers)
+        pointers = (ctypes.c_void_p * (len(self.devices) + 1))(*self.devices, None)
+        self._keep.append(pointers)
+        params.devices = ctypes.addressof(pointers)
+        if self.devices:
+            params.tensor_buft_overrides = self._experts_to_cpu(spec.cpu_moe_layers, on_device)
         return params
 
-    def _experts_to_cpu(self, n_layers: int) -> int:
-        """Address of overrides that keep the experts of the first `n_layers` layers (-1: of all) in host memory."""
-        patterns = [EXPERT_TENSORS] if n_layers < 0 else [rf"blk\.{i}{EXPERT_TENSORS}" for i in range(n_layers)]
+    def _experts_to_cpu(self, n_layers: int, on_device: Collection[int]) -> int:
+        """Address of overrides that keep the experts of the first `n_layers` layers (-1: of all) in host memory.
+
+        Where it is all, those of the layers `on_device` are left out.
+        """
+        if n_layers >= 0:
+            patterns = [rf"blk\.{i}{EXPERT_TENSORS}" for i in range(n_layers)]
+        elif on_device:
+            patterns = [rf"blk\.(?!(?:{'|'.join(map(str, on_device))})\.)\d+{EXPERT_TENSORS}"]
+        else:
+            patterns = [EXPERT_TENSORS]
         array = (_BufferOverride * (len(patterns) + 1))()
         cpu = devices.ggml().ggml_backend_cpu_buffer_type()
         for slot, pattern in zip(array, patterns, strict=False):

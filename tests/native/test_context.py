@@ -188,9 +188,9 @@ def test_a_model_larger_than_memory_stays_in_its_file(
     used: list[Load] = []
 
     class Watched(Model):
-        def __init__(self, spec: Load, progress: Callable[[float], None]) -> None:
+        def __init__(self, spec: Load, progress: Callable[[float], None], **more: Any) -> None:
             used.append(spec)
-            super().__init__(spec, progress)
+            super().__init__(spec, progress, **more)
 
     monkeypatch.setattr(loading.psutil, "virtual_memory", Little)
     monkeypatch.setattr(loading, "Model", Watched)

@@ -1,0 +1,166 @@
+"""Experts in VRAM for one engine: the upload beside serving, and what status says of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Literal
+
+from daemon.hotset.budget import MIB
+from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
+from daemon.messages import ExpertDevice
+from daemon.messages import ExpertLayer as LayerState
+from daemon.messages import Residency as Report
+from daemon.native.hotset import Layer, Mode, Reason, Residency, ResidencyError, State
+
+_MODES: dict[Mode, Literal["cold", "partial", "full"]] = {
+    Mode.COLD: "cold",
+    Mode.PARTIAL: "partial",
+    Mode.FULL: "full",
+}
+WHY_NOT = {
+    Reason.MANAGED: "",
+    Reason.LORA: "an adapter changes these experts",
+    Reason.REPACKED: "the CPU has these weights in its own layout",
+    Reason.NOT_HOST: "the weights are not in memory that the CPU can read",
+    Reason.ON_DEVICE: "the experts lie on the device, without a copy in memory",
+    Reason.NO_DEVICE: "the layer belongs to the CPU",
+    Reason.UNSUPPORTED: "the device cannot multiply weights of this type or shape by expert",
+}
+
+
+class Experts:
+    """Slots of one context, filled in the background; a context manager that must end before the context.
+
+    The constructor, `start`, `switch_off` and `close` belong to the engine thread; `status` may be asked by any.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        synchronize: Callable[[], None],
+        file: str,
+        plan: Plan,
+        layers: Sequence[ExpertLayer],
+        names: Sequence[str],
+    ) -> None:
+        self.residency, self.plan = residency, plan
+        self._synchronize, self._file, self._names = synchronize, file, names
+        self._wholly = {layer.index: layer for layer in layers if layer.wholly}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._fill, name="experts", daemon=True)
+        self._fault = ""
+        self._off = ""
+
+    def start(self) -> None:
+        """Begin to upload while decoding goes on; a layer's experts are used once all of them are there."""
+        try:
+            self._thread.start()
+        except RuntimeError:  # no memory for its stack
+            self._fault = "no thread can be started"
+
+    def switch_off(self, reason: str) -> None:
+        """Compute as upstream does from now on, for this reason; slots keep their experts. Engine thread only."""
+        self._synchronize()
+        self.residency.set_state(State.OFF)
+        self._off = reason
+
+    def close(self) -> None:
+        """End the upload and free the slots."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.residency.close()
+
+    def __enter__(self) -> Experts:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _fill(self) -> None:
+        """Upload layer by layer. Publishing does not wait: a context that is freed has no next boundary."""
+        try:
+            for index, experts in self.plan.experts.items():
+                for slot, expert in enumerate(experts):
+                    if self._stop.is_set():
+                        return
+                    self.residency.stage(index, expert, slot)
+                moves = [(index, slot, expert) for slot, expert in enumerate(experts)]
+                self.residency.publish(moves, wait=False)
+        except ResidencyError as error:
+            self._fault = error.message
+
+    # -- status
+
+    def status(self) -> Report:
+        """Counted anew from the library."""
+        layers = [self._layer(layer) for layer in self.residency.layers()]
+        statistics = self.residency.statistics()
+        n_resident, n_planned = sum(layer.resident for layer in layers if layer.slots), self.plan.n_experts
+        state: Literal["off", "filling", "on"] = (
+            "off" if self._off else "on" if n_resident >= n_planned or self._fault else "filling"
+        )
+        return Report(
+            state=state,
+            reason=self._reason(state, layers),
+            filled=n_resident / n_planned if n_planned else 1.0,
+            devices=[self._device(account, layers) for account in self.plan.devices],
+            layers=layers,
+            uploaded_bytes=statistics.staged_bytes,
+            published=statistics.published,
+        )
+
+    def _reason(self, state: str, layers: Sequence[LayerState]) -> str:
+        if self._off:
+            return f"off: {self._off}"
+        wholly = len(self._wholly)
+        words = [
+            f"{self.plan.n_experts} of {sum(layer.experts for layer in layers)} experts of {self._file}"
+            f" in slots on {', '.join(one.device for one in self.plan.devices if one.effective_bytes)}"
+        ]
+        if wholly:
+            words.append(f"{wholly} layers without a copy in memory, which is short")
+        words += [f"{one.device}: asked {one.asked}, got {one.effective_bytes / MIB:.1f} MiB, because {one.why}"
+                  for one in self.plan.devices if one.why]  # fmt: skip
+        if memory := Counter(layer.memory for layer in layers if layer.memory):
+            words.append("weights " + ", ".join(memory))
+        if self._fault:
+            words.append(f"the upload ended early: {self._fault}")
+        return f"{state}: {'; '.join(words)}"
+
+    def _layer(self, layer: Layer) -> LayerState:
+        wholly = self._wholly.get(layer.index)
+        device = wholly.device if wholly else self._names[layer.device] if layer.device >= 0 else ""
+        return LayerState(
+            layer=layer.il,
+            device=device,
+            mode="device" if layer.reason == Reason.ON_DEVICE else _MODES[layer.mode],
+            reason=WHY_NOT[layer.reason],
+            memory="",
+            experts=layer.n_expert,
+            slots=layer.n_slots,
+            resident=layer.n_resident,
+            hits=layer.hits,
+            misses=layer.misses,
+        )
+
+    def _device(self, account: DevicePlan, layers: Sequence[LayerState]) -> ExpertDevice:
+        own = [layer for layer in layers if layer.device == account.device]
+        whole = sum(layer.bytes for layer in self._wholly.values() if layer.device == account.device)
+        held = [one for one in self.residency.layers() if one.device >= 0 and self._names[one.device] == account.device]
+        return ExpertDevice(
+            device=account.device,
+            asked=account.asked,
+            asked_bytes=account.asked_bytes,
+            effective_bytes=account.effective_bytes,
+            why=account.why,
+            bytes=whole + sum(one.device_bytes for one in held),
+            layers=len(own),
+            slots=sum(layer.slots for layer in own),
+            resident=sum(layer.resident for layer in own),
+            hits=sum(layer.hits for layer in own),
+            misses=sum(layer.misses for layer in own),
+        )

@@ -1,0 +1,108 @@
+"""What [residency] asks for, as far as it can be told from the files, before the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from daemon.hotset import hot_set as hot_sets
+from daemon.hotset import placement, whole_layers
+from daemon.hotset.budget import EVERY_DEVICE, Budget, of_device, parse
+from daemon.hotset.hot_set import HotSet, HotSetUnusable, LayerKey
+from daemon.hotset.placement import ExpertLayer
+from daemon.messages import Device, Load, Residency
+from daemon.native.gguf_check import GgufFile, LayerFacts, ModelFacts
+
+
+@dataclass(frozen=True)
+class Off:
+    """No expert is kept in VRAM; `reason` is the whole sentence. `fault`: something that was asked for is not done."""
+
+    reason: str
+    fault: bool = False
+
+    def status(self) -> Residency:
+        """Never changes."""
+        return Residency(reason=self.reason)
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A hot set that fits the model, the budgets, and the model's sets of experts with the devices they belong to."""
+
+    file: str
+    hot_set: HotSet
+    budgets: Mapping[str, Budget]
+    layers: Sequence[ExpertLayer]
+    devices: Sequence[Device]
+
+    def whole_layers(self, shortage: int, other_bytes: int) -> list[int]:
+        """Layers whose experts are to lie on their device alone, because memory is short by so many bytes.
+
+        `other_bytes` go to the devices before them.
+        """
+        room = {}
+        for device in self.devices:
+            budget = of_device(self.budgets, device.name)
+            own = [layer for layer in self.layers if layer.device == device.name]
+            asked = placement.asked_bytes(self.hot_set, budget, own) if budget else 0
+            room[device.name] = min(asked, device.memory_free - other_bytes // len(self.devices))
+        return whole_layers.choose(self.layers, shortage, room)
+
+
+def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | Off:
+    """What [residency] asks for, as far as it can be told before the model is loaded."""
+    wish = spec.residency
+    if not file.facts.is_moe:
+        return Off("not applicable: a dense model has no experts to place")
+    if not wish.enabled:
+        return Off("off: residency.enabled is false")
+    if not wish.hot_set:
+        return Off("off: residency.hot_set names no file, so nothing says which experts to keep in VRAM")
+    if not devices:
+        return Off("off: the model is on the CPU alone, there is no device to keep experts on", fault=True)
+    path = Path(wish.hot_set)
+    budgets = {name: parse(text) for name, text in wish.vram.items()}
+    try:
+        hot_set = hot_sets.read(path)
+        faults = hot_sets.faults(hot_set, file.fingerprint, expert_counts(file.facts))
+        if faults := faults + placement.unknown_sizes(hot_set, budgets):
+            raise HotSetUnusable(path.name, faults)
+    except HotSetUnusable as error:
+        return Off(f"off: {error.message}", fault=True)
+    free = [device.memory_free for device in devices]
+    names = [device.name for device in devices]
+    if strange := sorted(budgets.keys() - {*names, EVERY_DEVICE}):
+        used = ", ".join(names)
+        return Off(f"off: residency.vram names {', '.join(strange)}, but the model is on {used}", fault=True)
+    layers = []
+    for one in _sets(file.facts):
+        place = whole_layers.device_of_layer(one.key[0], file.facts.n_layer, spec.gpu_layers, free)
+        layers.append(replace(one, device=names[place] if place is not None else ""))
+    return Wanted(path.name, hot_set, budgets, layers, devices)
+
+
+def expert_counts(facts: ModelFacts) -> dict[LayerKey, int]:
+    """Experts of every set that the model computes with."""
+    return {one.key: one.n_expert for one in _sets(facts)}
+
+
+def _sets(facts: ModelFacts) -> list[ExpertLayer]:
+    """Sets of routed experts by the names of their tensors; a second one ("chexps") is computed after the first."""
+    found: list[ExpertLayer] = []
+    for layer in facts.layers:
+        if layer.kind != "prediction":
+            found += [one for number in (0, 1) if (one := _set(layer, number, len(found)))]
+    return [replace(one, index=index) for index, one in enumerate(found)]
+
+
+def _set(layer: LayerFacts, number: int, index: int) -> ExpertLayer | None:
+    tensors = [tensor for tensor in layer.experts if ("_chexps." in tensor.name) is bool(number)]
+    if not tensors:
+        return None
+    size = sum(tensor.bytes_per_expert for tensor in tensors)
+    return ExpertLayer(index, (layer.index, number), tensors[0].n_expert, size, device="")

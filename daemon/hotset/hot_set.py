@@ -1,0 +1,188 @@
+"""hot_set.json: experts per layer in the order of their use, in several sizes (docs/hot-set.md is its description)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from daemon.errors import HotsetError
+from daemon.hotset.budget import RESERVED, SIZE_NAME
+
+FORMAT = 1
+MAX_BYTES = 64 << 20
+"""Larger files are refused unread; a list of all experts of the largest models takes less than 1 MiB a size."""
+
+_FAULTS_SHOWN = 20
+
+_T = TypeVar("_T")
+
+LayerKey = tuple[int, int]
+"""A set of routed experts: the model's layer, and which of its sets (0 in nearly every model)."""
+
+
+class HotSetUnusable(HotsetError):
+    """The file is no hot set, or not one for this model; `faults` lists everything that is wrong."""
+
+    code = "hot_set_unusable"
+
+    def __init__(self, file: str, faults: list[str]) -> None:
+        shown = faults[:_FAULTS_SHOWN]
+        more = [f"and {len(faults) - len(shown)} more"] if len(faults) > len(shown) else []
+        super().__init__(f"{file} cannot be used: {'; '.join([*shown, *more])}")
+        self.faults = faults
+
+
+class Part(BaseModel):
+    """Base of all parts of the file: no unknown fields, nothing coerced, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelId(Part):
+    """The model whose routing was looked at; only the fingerprint decides whether the file fits."""
+
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    name: str = ""
+    architecture: str = ""
+
+
+class Source(Part):
+    """What the ranking was learned from; for people, the daemon reads none of it."""
+
+    texts: list[str] = []
+    tokens: int = Field(default=0, ge=0)
+    """Tokens whose routing was counted."""
+    method: str = ""
+    created: str = ""
+
+
+class LayerExperts(Part):
+    """The experts of one layer, the most used first. `set` tells the sets of a layer with several apart."""
+
+    layer: int = Field(ge=0)
+    set: int = Field(default=0, ge=0)
+    experts: list[Annotated[int, Field(ge=0)]]
+
+    @property
+    def key(self) -> LayerKey:
+        """What names the set of experts."""
+        return self.layer, self.set
+
+
+class Size(Part):
+    """One selection. `coverage` is the share of the counted selections that it would have served, 0-1."""
+
+    name: str
+    coverage: float | None = Field(default=None, ge=0, le=1)
+    layers: list[LayerExperts]
+
+    @property
+    def n_experts(self) -> int:
+        """Experts of all layers together."""
+        return sum(len(layer.experts) for layer in self.layers)
+
+    def by_layer(self) -> dict[LayerKey, list[int]]:
+        """The ranking of each set of experts."""
+        return {layer.key: layer.experts for layer in self.layers}
+
+
+class HotSet(Part):
+    """The whole file."""
+
+    format: Literal[1]
+    model: ModelId
+    learned_from: Source = Source()
+    sizes: list[Size] = Field(min_length=1, max_length=64)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> HotSet:
+        faults = list(_doubles(self.sizes))
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+    @property
+    def largest(self) -> Size:
+        """The size with the most experts: what budgets in MiB and percent take the first ones of."""
+        return max(self.sizes, key=lambda size: size.n_experts)
+
+    def size(self, name: str) -> Size | None:
+        """The size of that name."""
+        return next((size for size in self.sizes if size.name == name), None)
+
+
+def read(path: Path) -> HotSet:
+    """The file, checked as far as it goes without its model.
+
+    Raises:
+        HotSetUnusable: it cannot be read or is no hot set; every fault is listed.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise HotSetUnusable(path.name, [f"it has more than {MAX_BYTES >> 20} MiB"])
+        text = path.read_bytes()
+    except OSError as error:
+        raise HotSetUnusable(path.name, [f"it cannot be read: {error.strerror}"]) from None
+    try:
+        return HotSet.model_validate_json(text)
+    except ValidationError as error:
+        raise HotSetUnusable(path.name, [fault for item in error.errors() for fault in _reasons(dict(item))]) from None
+
+
+def faults(hot_set: HotSet, fingerprint: str, n_experts: Mapping[LayerKey, int]) -> list[str]:
+    """Why the file does not fit a model with this fingerprint and so many experts in each set; empty where it does."""
+    if hot_set.model.fingerprint != fingerprint:
+        return [
+            f"it was made for another model: its fingerprint begins with {hot_set.model.fingerprint[:12]}, "
+            f"that of the loaded one with {fingerprint[:12]}"
+        ]
+    return [fault for size in hot_set.sizes for fault in _foreign(size, n_experts)]
+
+
+def _foreign(size: Size, n_experts: Mapping[LayerKey, int]) -> Iterator[str]:
+    for layer in size.layers:
+        count = n_experts.get(layer.key)
+        where = f"size {size.name}: {_place(layer.key)}"
+        if count is None:
+            yield f"{where} has no routed experts in this model"
+        elif beyond := [expert for expert in layer.experts if expert >= count]:
+            yield f"{where} has {count} experts, not {_some(beyond)}"
+
+
+def _doubles(sizes: list[Size]) -> Iterator[str]:
+    for name in _repeated([size.name for size in sizes]):
+        yield f"size {name} is there twice"
+    for size in sizes:
+        if not SIZE_NAME.fullmatch(size.name) or size.name in RESERVED:
+            yield f"{size.name!r} is no name for a size: it begins with a letter and is not {', '.join(RESERVED)}"
+        for key in _repeated([layer.key for layer in size.layers]):
+            yield f"size {size.name}: {_place(key)} is there twice"
+        for layer in size.layers:
+            if double := _repeated(layer.experts):
+                yield f"size {size.name}: {_place(layer.key)} names {_some(double)} twice"
+
+
+def _repeated(values: list[_T]) -> list[_T]:
+    return [value for value, count in Counter(values).items() if count > 1]
+
+
+def _place(key: LayerKey) -> str:
+    layer, number = key
+    return f"layer {layer}" if number == 0 else f"set {number} of layer {layer}"
+
+
+def _some(experts: list[int]) -> str:
+    shown = ", ".join(map(str, experts[:4]))
+    return f"expert {shown}" if len(experts) == 1 else f"experts {shown}{', ...' if len(experts) > 4 else ''}"
+
+
+def _reasons(item: dict[str, object]) -> list[str]:
+    loc = item["loc"]
+    assert isinstance(loc, tuple)
+    place = ".".join(str(part) for part in loc)
+    text = "there is no such field" if item["type"] == "extra_forbidden" else str(item["msg"])
+    return [f"{place}: {line}" if place else line for line in text.removeprefix("Value error, ").splitlines()]
