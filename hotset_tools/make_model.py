@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,11 @@ from typing import IO, Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from daemon.errors import HotsetError
 from hotset_tools.model_shapes import SHAPES, Shape, Tensor, tensors
-from hotset_tools.random_weights import chunks, row_bytes, rows
+from hotset_tools.random_weights import Bytes, chunks, encode, row_bytes, rows
+from hotset_tools.routing import Embeddings, Routing
 from hotset_tools.synthetic_vocab import CHATML, Vocab, make_vocab
 
 ALIGNMENT = 32
@@ -26,12 +25,19 @@ _HEADER_RESERVE = 64 * 1024 * 1024
 
 
 def write_model(
-    path: Path, shape: Shape, seed: int, *, reuse_layer: bool = False, progress: Callable[[int], None] | None = None
+    path: Path,
+    shape: Shape,
+    seed: int,
+    *,
+    reuse_layer: bool = False,
+    routing: Routing | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Write a GGUF of `shape`; the same shape and seed give the same bytes. `path` appears when it is whole.
+    """Write a GGUF of `shape`; the same arguments give the same bytes. `path` appears when it is whole.
 
-    `reuse_layer` gives every layer the data of the first, which saves time on the largest shapes.
-    `progress` is told the bytes of each piece as it is written.
+    `reuse_layer` gives every layer the data of the first but a router of its own, which saves time on the largest
+    shapes and keeps one layer in memory. With `routing` the embeddings make routing local in time; `shape.block_gain`
+    should be small then. `progress` is told the bytes of each piece as it is written.
 
     Raises:
         ValueError: sizes that cannot be.
@@ -39,9 +45,14 @@ def write_model(
     """
     plan = list(tensors(shape))
     vocab = make_vocab(shape.n_vocab)
-    with _appearing(path) as temporary, _Header(temporary, shape, vocab, plan) as file:
+    data = _Data(vocab, seed, reuse_layer, routing)
+    told = progress or (lambda _: None)
+    with _appearing(path) as temporary, _Header(temporary, shape, vocab, plan, routing) as file:
         for tensor in plan:
-            _write_tensor(file, tensor, vocab, _stream(seed, tensor, reuse_layer), progress or (lambda _: None))
+            for piece in data.pieces(tensor):
+                file.write(piece.data)
+                told(piece.nbytes)
+            _pad(file, tensor.size)
 
 
 def total_size(shape: Shape) -> int:
@@ -52,13 +63,15 @@ def total_size(shape: Shape) -> int:
 class _Header:
     """Metadata and tensor table, written on entry; gives the file that wants the data."""
 
-    def __init__(self, path: Path, shape: Shape, vocab: Vocab, plan: list[Tensor]) -> None:
+    def __init__(self, path: Path, shape: Shape, vocab: Vocab, plan: list[Tensor], routing: Routing | None) -> None:
         import gguf  # slow, and only this command needs it
 
         self._writer: Any = gguf.GGUFWriter(path, shape.architecture)
         self._writer.data_alignment = ALIGNMENT
         _add_sizes(self._writer, shape)
         _add_vocab(self._writer, vocab)
+        if routing is not None:
+            _add_routing(self._writer, routing)
         for tensor in plan:
             row = row_bytes(tensor.kind, tensor.dims[-1])
             kind = gguf.GGMLQuantizationType[tensor.kind]
@@ -109,26 +122,49 @@ def _add_vocab(writer: Any, vocab: Vocab) -> None:
     writer.add_chat_template(CHATML)
 
 
-def _stream(seed: int, tensor: Tensor, reuse_layer: bool) -> np.random.Generator:
-    """Random numbers that depend on the seed and the tensor's name, not on what was drawn before."""
-    _, _, rest = tensor.name.rpartition("blk.")
-    name = rest.partition(".")[2] if reuse_layer and rest != tensor.name else tensor.name
-    return np.random.default_rng([seed, *name.encode()])
+def _add_routing(writer: Any, routing: Routing) -> None:
+    for key, value in routing.as_metadata().items():
+        match value:
+            case str():
+                writer.add_string(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float64(key, value)
 
 
-def _write_tensor(
-    file: IO[bytes], tensor: Tensor, vocab: Vocab, random: np.random.Generator, told: Callable[[int], None]
-) -> None:
-    if tensor.spread is None:
-        pieces: Iterator[Any] = iter([np.ones(tensor.dims, dtype=np.float32)])
-    elif tensor.name == "output.weight":
-        pieces = iter([_output_head(tensor, vocab, random)])
-    else:
-        pieces = chunks(tensor.kind, tensor.n_elements, tensor.spread, random)
-    for piece in pieces:
-        file.write(piece.data)
-        told(piece.nbytes)
-    _pad(file, tensor.size)
+class _Data:
+    """The bytes of every tensor; each depends on the seed and the tensor's name, not on what was drawn before."""
+
+    def __init__(self, vocab: Vocab, seed: int, reuse_layer: bool, routing: Routing | None) -> None:
+        self._vocab, self._seed, self._routing, self._reuse_layer = vocab, seed, routing, reuse_layer
+        self._drawn: dict[str, list[Bytes]] = {}
+
+    def pieces(self, tensor: Tensor) -> Iterable[Bytes]:
+        """The tensor's bytes in the order of the file."""
+        name = self._shared_name(tensor)
+        if name == tensor.name:
+            return self._draw(tensor, name)
+        if name not in self._drawn:
+            self._drawn[name] = list(self._draw(tensor, name))
+        return self._drawn[name]
+
+    def _shared_name(self, tensor: Tensor) -> str:
+        """The name without its layer where all layers have the same bytes; routers differ, as hot sets do."""
+        layer = tensor.name.startswith("blk.") and not tensor.name.endswith("ffn_gate_inp.weight")
+        return tensor.name.split(".", 2)[2] if self._reuse_layer and layer else tensor.name
+
+    def _draw(self, tensor: Tensor, name: str) -> Iterator[Bytes]:
+        random = np.random.default_rng([self._seed, *name.encode()])
+        if tensor.spread is None:
+            yield np.ones(tensor.dims, dtype=np.float32).view(np.uint8)
+        elif name == "output.weight":
+            yield _output_head(tensor, self._vocab, random)
+        elif name == "token_embd.weight" and self._routing is not None:
+            pieces = Embeddings(self._routing, tensor.dims[1]).rows(tensor.dims[0])
+            yield from (encode(tensor.kind, values) for values in pieces)
+        else:
+            yield from chunks(tensor.kind, tensor.n_elements, tensor.spread, random)
 
 
 def _output_head(tensor: Tensor, vocab: Vocab, random: np.random.Generator) -> Any:
@@ -161,7 +197,12 @@ def _appearing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _resized(name: str, **sizes: int | None) -> Shape:
+def resized(name: str, **sizes: Any) -> Shape:
+    """The shape `name` with other sizes; those that are None stay.
+
+    Raises:
+        ValueError: there is no such shape, or the sizes contradict each other.
+    """
     if name not in SHAPES:
         raise ValueError(f"there is no shape {name!r}; the shapes are {', '.join(SHAPES)}")
     changes: dict[str, Any] = {key: value for key, value in sizes.items() if value is not None}
@@ -171,7 +212,12 @@ def _resized(name: str, **sizes: int | None) -> Shape:
     return shape
 
 
-def _check_target(path: Path, size: int, force: bool) -> None:
+def check_target(path: Path, size: int, force: bool) -> None:
+    """Whether `path` may and can be written.
+
+    Raises:
+        ValueError: says why not.
+    """
     if path.exists() and not force:
         raise ValueError(f"{path} exists; --force replaces it")
     if not path.parent.is_dir():
@@ -181,7 +227,10 @@ def _check_target(path: Path, size: int, force: bool) -> None:
         raise ValueError(f"the model takes {size / 1e9:.2f} GB and {path.parent} has {free / 1e9:.2f} GB free")
 
 
-def _progress() -> Progress:
+def _progress() -> Any:
+    from rich.console import Console  # only this command draws; benchmarks do without it
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     bar = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*bar, console=Console(stderr=True))
 
@@ -199,9 +248,9 @@ def command(
 ) -> None:
     """Generate a MoE model with random weights, for benchmarks."""
     try:
-        wanted = _resized(shape, n_layer=layers, n_expert=experts, n_expert_used=top_k, n_vocab=vocab)
+        wanted = resized(shape, n_layer=layers, n_expert=experts, n_expert_used=top_k, n_vocab=vocab)
         size = total_size(wanted)
-        _check_target(out, size, force)
+        check_target(out, size, force)
         with _progress() as bar:
             task = bar.add_task(out.name, total=size)
             write_model(out, wanted, seed, reuse_layer=reuse_layer, progress=lambda n: bar.update(task, advance=n))

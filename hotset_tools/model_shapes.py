@@ -30,6 +30,8 @@ class Shape:
     experts: WeightType = "Q4_K"
     layers: WeightType = "Q4_K"
     vocab: WeightType = "Q8_0"
+    block_gain: float = 1.0
+    """Size of what all blocks together add to the residual stream, against the embeddings."""
 
     @property
     def architecture(self) -> str:
@@ -64,7 +66,7 @@ SHAPES = {
         # A step of 8 sequences on two CPU cores takes 20 ms or more.
         Shape("step20", 24, 1024, 16, 4, 64, 32, 4, 512, 32_768, vocab="Q4_K"),
         # The dimensions of a well-known model of 30 B parameters, 3 B of them active.
-        Shape("qwen3-30b", 48, 2048, 32, 4, 128, 128, 8, 768, 151_936, n_ctx=32_768),
+        Shape("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 128, 8, 768, 151_936, n_ctx=32_768),
     )
 }
 
@@ -113,7 +115,7 @@ def _feed_forward(shape: Shape, prefix: str) -> Iterator[Tensor]:
 
 def _residual(shape: Shape) -> float:
     """Gain of what is added to the residual stream, so that its size does not grow with the depth."""
-    return 1 / math.sqrt(2 * shape.n_layer)
+    return shape.block_gain / math.sqrt(2 * shape.n_layer)
 
 
 def _matrix(name: str, dims: tuple[int, ...], kind: WeightType, gain: float = 1.0) -> Tensor:

@@ -53,6 +53,25 @@ def rows(kind: WeightType, n_rows: int, n_in: int, spread: float, random: np.ran
     return np.concatenate(parts).reshape(n_rows, row_bytes(kind, n_in))
 
 
+def encode(kind: WeightType, values: npt.NDArray[np.float32]) -> Bytes:
+    """Given values in a block format, shape (rows, row_bytes).
+
+    Raises:
+        ValueError: this module cannot quantise to `kind`.
+    """
+    if kind == "F32":
+        return values.view(np.uint8)
+    if kind == "F16":
+        return values.astype(np.float16).view(np.uint8)
+    if kind != "Q8_0":
+        raise ValueError(f"given values cannot be written as {kind}, only as F32, F16 or Q8_0")
+    blocks = values.reshape(-1, 32)
+    factor = (np.abs(blocks).max(axis=1) / 127).astype(np.float16)
+    inverse = 1 / np.maximum(factor.astype(np.float32), np.float32(1e-7))
+    numbers = np.clip(np.rint(blocks * inverse[:, None]), -127, 127).astype(np.int8)
+    return np.concatenate([_half(factor), numbers.view(np.uint8)], axis=1).reshape(len(values), -1)
+
+
 def _draw(kind: WeightType, count: int, spread: float, random: np.random.Generator) -> Bytes:
     if kind in ("F32", "F16"):
         values: npt.NDArray[Any] = random.standard_normal(count, dtype=np.float32) * np.float32(spread)

@@ -103,7 +103,7 @@ def test_a_shape_is_what_it_says(name: str, tmp_path: Path) -> None:
 
 
 def test_the_largest_shape_has_the_known_dimensions() -> None:
-    shape = SHAPES["qwen3-30b"]
+    shape = SHAPES["qwen3-30b-a3b"]
     assert sum(math.prod(t.dims) for t in tensors(shape)) == pytest.approx(30.5e9, rel=0.01)
     assert (shape.n_layer, shape.n_embd, shape.n_expert, shape.n_expert_used, shape.n_ff) == (48, 2048, 128, 8, 768)
 
@@ -147,7 +147,7 @@ class TestCommand:
 
     def test_names_the_shapes(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("make-model", str(out), "--shape", "cube") == 1
-        assert "the shapes are overhead, step20, qwen3-30b" in capsys.readouterr().err
+        assert "the shapes are overhead, step20, qwen3-30b-a3b" in capsys.readouterr().err
 
     def test_refuses_a_full_disk(
         self, out: Path, make: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,7 +163,7 @@ class TestCommand:
         def fail(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(make_model, "_write_tensor", fail)
+        monkeypatch.setattr(make_model._Data, "pieces", fail)
         assert make() == 1
         assert "No space left on device" in capsys.readouterr().err
         assert list(out.parent.iterdir()) == []

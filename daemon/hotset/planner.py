@@ -1,0 +1,159 @@
+"""How many experts of each layer should be in VRAM: from measured prices and a hit-rate curve to slots per layer.
+
+A layer is *cold* (no slots, upstream's path), *partial* (some experts in slots, one more slot holds zeros) or *full*
+(every expert, nothing on the CPU). Seconds of a layer per step, with S slots and the hit rate h(S):
+
+    cold     g + c + T
+    partial  g + p + max(h G, (1 - h) T)
+    full     g + G
+
+g is what every layer costs, T and G are what its routed experts take on the CPU and on the device, p is the fixed price
+of a chain on each side, c that of upstream's hand-over to the CPU. Where c = p, partial layers beat a mixture of
+full and cold layers of the same size when (h - S) T > S p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+MARGIN = 0.01
+"""A plan must be faster than the static split by this share, which measurements can tell; the split is simpler."""
+
+
+class Kind(StrEnum):
+    """What a plan asks for: slots, whole layers loaded to the device as upstream can, or nothing on the device."""
+
+    RESIDENCY = "residency"
+    SPLIT = "split"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """One layer: seconds per step, bytes of one expert, and the hit rate with 0 to `n_expert` slots."""
+
+    expert_bytes: int
+    hit_rates: tuple[float, ...]
+    fixed: float
+    partial_price: float
+    cold_price: float
+    cpu: float
+    device: float
+
+    @property
+    def n_expert(self) -> int:
+        """Routed experts."""
+        return len(self.hit_rates) - 1
+
+    def seconds(self, slots: int) -> float:
+        """A step's time in this layer."""
+        if slots == 0:
+            return self.fixed + self.cold_price + self.cpu
+        if slots == self.n_expert:
+            return self.fixed + self.device
+        hits = self.hit_rates[slots]
+        return self.fixed + self.partial_price + max(hits * self.device, (1 - hits) * self.cpu)
+
+    def bytes(self, slots: int) -> int:
+        """VRAM that `slots` take: one more is there for the zeros."""
+        return (slots + 1) * self.expert_bytes if slots else 0
+
+    @property
+    def whole(self) -> int:
+        """VRAM of all experts where the loader puts them there, without a slot for zeros."""
+        return self.n_expert * self.expert_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision. `slots` are per layer; in a split they are `n_expert` or 0. `seconds` is the predicted step."""
+
+    kind: Kind
+    slots: tuple[int, ...]
+    bytes: int
+    seconds: float
+
+    @property
+    def n_cold(self) -> int:
+        """Layers without slots: in a split, how many of the first layers keep their experts on the CPU."""
+        return sum(not slots for slots in self.slots)
+
+
+def plan(layers: Sequence[LayerState], budget: int) -> Plan:
+    """The fastest placement that takes at most `budget` bytes, as far as the prices predict."""
+    split = static_split(layers, budget)
+    best = min((all_partial(layers, budget), mixed(layers, budget)), key=lambda found: found.seconds)
+    return best if best.slots and any(best.slots) and best.seconds < split.seconds * (1 - MARGIN) else split
+
+
+def static_split(layers: Sequence[LayerState], budget: int) -> Plan:
+    """What upstream can do: the experts of the last layers on the device, as many as fit, the first ones on the CPU."""
+    slots, used = [0] * len(layers), 0
+    for index in reversed(range(len(layers))):
+        if used + layers[index].whole > budget:
+            break
+        used += layers[index].whole
+        slots[index] = layers[index].n_expert
+    return _made(Kind.SPLIT if used else Kind.OFF, layers, slots, used)
+
+
+def all_partial(layers: Sequence[LayerState], budget: int) -> Plan:
+    """The same share of every layer; layers stay partial even where all of their experts would fit."""
+    share = budget / max(1, sum(layer.whole for layer in layers))
+    slots = [min(layer.n_expert - 1, max(0, int(share * layer.n_expert + 1e-9) - 1)) for layer in layers]
+    return _made(Kind.RESIDENCY, layers, slots)
+
+
+def mixed(layers: Sequence[LayerState], budget: int) -> Plan:
+    """Slots by marginal gain per byte, along the lower convex hull of each layer's (bytes, seconds).
+
+    This is the usual greedy solution of the multiple-choice knapsack (Sinha and Zoltners, 1979): optimal but for what
+    the last step leaves of the budget, which single better choices then use.
+    """
+    slots = [0] * len(layers)
+    left = budget
+    steps = [(gain, index, to) for index, layer in enumerate(layers) for gain, to in _hull(layer)]
+    for _, index, to in sorted(steps, key=lambda step: (-step[0], step[1], step[2])):
+        cost = layers[index].bytes(to) - layers[index].bytes(slots[index])
+        if cost <= left and to > slots[index]:
+            slots[index], left = to, left - cost
+    _use_rest(layers, slots, left)
+    return _made(Kind.RESIDENCY, layers, slots)
+
+
+def _hull(layer: LayerState) -> list[tuple[float, int]]:
+    """(gain in seconds per byte, slots) of each step along the hull, the steepest first."""
+    corners = [0]
+    for slots in range(1, layer.n_expert + 1):
+        while len(corners) > 1 and _slope(layer, corners[-2], corners[-1]) <= _slope(layer, corners[-1], slots):
+            corners.pop()
+        corners.append(slots)
+    steps = [(_slope(layer, a, b), b) for a, b in pairwise(corners)]
+    return [(gain, to) for gain, to in steps if gain > 0]
+
+
+def _slope(layer: LayerState, less: int, more: int) -> float:
+    return (layer.seconds(less) - layer.seconds(more)) / (layer.bytes(more) - layer.bytes(less))
+
+
+def _use_rest(layers: Sequence[LayerState], slots: list[int], left: int) -> None:
+    """One better choice per layer within what is left, the best gains first."""
+    options = []
+    for index, layer in enumerate(layers):
+        room = left + layer.bytes(slots[index])
+        most = min(layer.n_expert, room // layer.expert_bytes - 1)
+        best = min(range(slots[index], most + 1), key=layer.seconds, default=slots[index])
+        options.append((layer.seconds(slots[index]) - layer.seconds(best), index, best))
+    for gain, index, best in sorted(options, reverse=True):
+        cost = layers[index].bytes(best) - layers[index].bytes(slots[index])
+        if gain > 0 and cost <= left:
+            slots[index], left = best, left - cost
+
+
+def _made(kind: Kind, layers: Sequence[LayerState], slots: Sequence[int], used: int | None = None) -> Plan:
+    total = sum(layer.bytes(n) for layer, n in zip(layers, slots, strict=True)) if used is None else used
+    seconds = sum(layer.seconds(n) for layer, n in zip(layers, slots, strict=True))
+    return Plan(kind, tuple(slots), total, seconds)
