@@ -128,7 +128,7 @@ class Shelf:
 
     def device_free(self) -> int:
         """Free bytes of the device, 0 where it does not tell."""
-        return int(self._children["ours"].ask("memory", device=self._devices["ours"])["free"])
+        return int(self._children["ours"].ask("memory")["free"])
 
     def _load(self, place: Place) -> None:
         if (place.library, place.n_cpu) in self._models:

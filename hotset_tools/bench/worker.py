@@ -52,27 +52,24 @@ class Worker:
     def __init__(self) -> None:
         self._models: dict[str, tuple[Model, Any]] = {}
         self._opened: dict[str, Opened] = {}
+        self._devices: list[int] = []
 
     def hello(self, device: str) -> dict[str, Any]:
-        """Load the backends for `device`; what is there."""
-        names = devices.load_backends(device)
-        found = [seen.model_dump(include={"name", "description"}) for seen in devices.list_devices()]
-        return {"backends": names, "devices": found}
+        """Load the backends for `device` (as [engine] device), which all models will use; what the device is."""
+        devices.load_backends(device)
+        self._devices = devices.choose(device)
+        found = [devices.describe(pointer) for pointer in self._devices]
+        return {"devices": [one.model_dump(include={"name", "description", "memory_total"}) for one in found]}
 
-    def memory(self, device: str) -> dict[str, int]:
-        """Free bytes of the first device of the list `device`."""
-        chosen = devices.choose(device) if not device.startswith("rpc:") else None
-        known = {seen.name: seen for seen in devices.list_devices()}
-        if chosen:
-            return {"free": known[device.split(",")[0]].memory_free}
-        cards = [seen for seen in known.values() if seen.kind != "cpu"]
-        return {"free": cards[0].memory_free if cards else 0}
+    def memory(self) -> dict[str, int]:
+        """Free bytes of the first device; 0: it does not tell."""
+        return {"free": devices.describe(self._devices[0]).memory_free if self._devices else 0}
 
     def load(self, model: str, path: str, engine: dict[str, Any], mode: str) -> dict[str, float]:
         """Load `path` under the name `model`; `engine` are keys of [engine], `mode` is model.load."""
         spec = load_command(Config.model_validate({"model": {"path": path, "load": mode}, "engine": engine}))
         began = time.perf_counter()
-        self._models[model] = (Model(spec, lambda _: None), spec)
+        self._models[model] = (Model(spec, lambda _: None, chosen=self._devices), spec)
         return {"seconds": time.perf_counter() - began}
 
     def open(self, context: str, model: str, n_ctx: int, threads: int, slots: list[int] | None) -> dict[str, Any]:
