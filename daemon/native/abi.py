@@ -42,6 +42,7 @@ SIGNATURES = (
     Signature("llama_hotset_get_layer", _I32, (_PTR, _I32, _PTR)),
     Signature("llama_hotset_get_stats", _I32, (_PTR, _PTR)),
     Signature("llama_hotset_get_counts", _I32, (_PTR, _I32, _PTR, _I32)),
+    Signature("llama_hotset_get_ids", _I32, (_PTR, _I32, _PTR, _I32)),
     Signature("llama_hotset_get_map", _I32, (_PTR, _I32, _PTR, _I32)),
     Signature("llama_hotset_stage_expert", _I32, (_PTR, _I32, _I32, _I32)),
     Signature("llama_hotset_publish_moves", _I32, (_PTR, _PTR, _I32, _I32)),

@@ -170,6 +170,18 @@ class Residency:
         self._check(self._exports.llama_hotset_get_counts(self._pointer, index, out.ctypes.data, len(out)))
         return out
 
+    def router_ids(self, index: int, n_tokens: int) -> npt.NDArray[np.int32]:
+        """What the router chose for each token of the last step, [n_tokens, n_expert_used].
+
+        Only of a step that was computed in one piece while residency was not off.
+        """
+        out = np.zeros((n_tokens, self.layer(index).n_expert_used), np.int32)
+        count = self._exports.llama_hotset_get_ids(self._pointer, index, out.ctypes.data, out.size)
+        self._check(min(count, 0))
+        if count != out.size:
+            raise ResidencyError(Status.INVALID, f"the last step had {count} ids in this layer, not {out.size}")
+        return out
+
     def resident(self, index: int) -> list[int]:
         """Slot -> published expert, -1 for none."""
         out = np.zeros(self.layer(index).n_slots, np.int32)
