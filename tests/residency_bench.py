@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,51 +19,13 @@ from daemon.native.context import DECODED, Context
 from daemon.native.hotset import Residency
 from daemon.native.library import backend
 from daemon.native.model import Model
+from daemon.verify.compare import kl
+from hotset_tools.stand_in import RpcServer, rpc_server
+
+__all__ = ["RpcServer", "kl", "rpc_server"]
 
 Logits = npt.NDArray[np.float32]
 N_SEQUENCES = 8
-
-
-@dataclass(frozen=True)
-class RpcServer:
-    """A CPU behind llama.cpp's RPC backend."""
-
-    process: subprocess.Popen[bytes]
-    port: int
-
-    @property
-    def device(self) -> str:
-        """Its name in `engine.device`."""
-        return f"rpc:127.0.0.1:{self.port}"
-
-
-@contextmanager
-def rpc_server(library: Path, **environment: str) -> Iterator[RpcServer]:
-    """A server on loopback with one thread, and with these variables beside those of this process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [library / "ggml-rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env={**os.environ, **environment}, **quiet) as process:
-        try:
-            _wait_for(port)
-            yield RpcServer(process, port)
-        finally:
-            process.kill()
-
-
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return
 
 
 @dataclass
@@ -142,11 +100,3 @@ def fill(hs: Residency, experts: dict[int, list[int]]) -> None:
     for index, slot, expert in moves:
         hs.stage(index, expert, slot)
     hs.publish(moves)
-
-
-def kl(reference: Logits, other: Logits) -> npt.NDArray[np.float64]:
-    """KL divergence of each row, [n_rows]."""
-    a, b = (x.astype(np.float64) for x in (reference, other))
-    a, b = (x - x.max(1, keepdims=True) for x in (a, b))
-    a, b = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (a, b))
-    return (np.exp(a) * (a - b)).sum(1)

@@ -17,6 +17,8 @@ from daemon.native.sampler import Sampler
 
 _CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 
+_FLASH_OFF = 0  # enum llama_flash_attn_type
+
 DECODED = 0
 NO_CELLS = 1
 ABORTED = 2
@@ -25,11 +27,22 @@ ABORTED = 2
 class Context:
     """Decodes batches of many sequences over one unified KV buffer. One thread only; a context manager.
 
+    Without `flash_attention` attention is computed in its parts; with it llama.cpp decides.
+
     Raises:
         ModelUnusable: llama.cpp could not make the context (usually: not enough memory).
     """
 
-    def __init__(self, model: Model, spec: Load, *, n_ctx: int, n_threads: int, n_threads_batch: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        spec: Load,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        n_threads_batch: int,
+        flash_attention: bool = True,
+    ) -> None:
         self._lib = backend()
         self._model = model
         params = self._lib.llama_context_default_params()
@@ -39,6 +52,8 @@ class Context:
         params.n_threads, params.n_threads_batch = n_threads, n_threads_batch
         params.type_k, params.type_v = _CACHE_TYPES[spec.cache_type_k], _CACHE_TYPES[spec.cache_type_v]
         params.kv_unified = True
+        if not flash_attention:
+            params.flash_attn_type = _FLASH_OFF
         params.no_perf = True
         self.pointer: Any = self._lib.llama_init_from_model(model.pointer, params)
         if not self.pointer:
