@@ -162,11 +162,12 @@ def prefill_command(
 
 def _residency(as_json: bool, **settings: Any) -> None:
     from hotset_tools.bench import residency as bench
+    from hotset_tools.bench.arms import Settings
     from hotset_tools.bench.models import use_native_build
 
     use_native_build()
-    report = bench.run(bench.Settings(**settings))
-    typer.echo(report.model_dump_json(indent=1) if as_json else bench.table(report))
+    report = bench.run(Settings(**settings))
+    typer.echo(report.model_dump_json(indent=1) if as_json else "\n".join(row.line for row in report.rows))
 
 
 def _list(words: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:

@@ -18,9 +18,13 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerFailed(HotsetError):
-    """A worker refused a request or ended."""
+    """A worker refused a request, or it has ended."""
 
     code = "worker_failed"
+
+    def __init__(self, message: str, *, ended: bool = False) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 class Child:
@@ -54,7 +58,7 @@ class Child:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise WorkerFailed(f"the worker {self.name!r} ended during {do}: {self._last_words()}")
+            raise WorkerFailed(f"the worker {self.name!r} ended during {do}: {self._last_words()}", ended=True)
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise WorkerFailed(f"{self.name}: {do}: {reply['error']}")

@@ -15,7 +15,7 @@ from hotset_tools.bench.routing_facts import Counts, popular
 from hotset_tools.bench.shelf import Place, Shelf
 from hotset_tools.bench.walks import Walks
 
-WARM, STEPS, ROUNDS = 3, 10, 3
+WARM, ROUNDS = 3, 3
 _SHARE_OF_FREE = 0.85
 PROBE_WIDTH = 8
 """Sequences that the device's bandwidth is measured with: what its matrix-vector kernels take at most."""
@@ -54,7 +54,8 @@ class Prober:
 
     def measure(self, n_sequences: int, threads: int) -> Probed:
         """The prices for steps of `n_sequences` tokens."""
-        steps = self._walks.steps(WARM + STEPS, n_sequences, 9000 + n_sequences)
+        n_steps = 10 if n_sequences <= 4 else 5  # steps of many sequences without residents take long
+        steps = self._walks.steps(WARM + n_steps, n_sequences, 9000 + n_sequences)
         trace = self.trace(steps)[WARM:]
         times: dict[str, list[float]] = {"cold": [], "full": [], "nearly": [], "empty": []}
         for _ in range(ROUNDS):
@@ -70,7 +71,7 @@ class Prober:
     def _gpu_bandwidth(self, threads: int) -> float:
         """From steps of several sequences: with the same token in each they read fewer experts."""
         if self._gpu is None:
-            different = self._walks.steps(WARM + STEPS, PROBE_WIDTH, 9500)
+            different = self._walks.steps(WARM + 10, PROBE_WIDTH, 9500)
             same = [[step[0]] * PROBE_WIDTH for step in different]
             self._fill(0)
             more, less = (self._picked(self.trace(steps)[WARM:]) for steps in (different, same))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,17 @@ def static_hits(counts: Counts, learned: Counts, share: float) -> float:
 def popular(counts: Counts) -> list[int]:
     """Experts, the most picked first; of equals the smaller number first."""
     return [int(expert) for expert in np.argsort(-counts, kind="stable")]
+
+
+def distinct_curve(trace: npt.NDArray[np.uint8], order: Sequence[int]) -> tuple[float, ...]:
+    """Like `hit_curve`, of the distinct experts that each step of `trace` [n_steps, n_expert] picks.
+
+    `order` is the experts, the first in a slot first.
+    """
+    used = (trace > 0).sum(axis=0)[list(order)]
+    shares = np.concatenate([[0.0], np.cumsum(used) / max(1, int(used.sum()))])
+    shares[-1] = 1.0
+    return tuple(float(value) for value in np.minimum(shares, 1.0))
 
 
 def hit_curve(learned: Counts, other: Counts) -> tuple[float, ...]:

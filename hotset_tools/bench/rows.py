@@ -37,7 +37,7 @@ class Row(_Strict):
     plan: Literal["planner", "all partial", "split"]
     budget: float = Share
     resident: float = Field(ge=0, le=1.01)
-    layers: dict[Literal["full", "partial", "cold"], int]
+    layers: dict[str, int]
     sequences: int = Field(ge=1)
     tokens: int = Field(ge=1)
     ubatch: int = Field(ge=1)
@@ -56,15 +56,26 @@ class Row(_Strict):
     seed: int
     commit: str
 
+    @property
+    def line(self) -> str:
+        """For people."""
+        hits = "-" if self.hit_rate is None else f"{self.hit_rate:.3f}"
+        model = "-" if self.measured_over_model is None else f"{self.measured_over_model:.2f}"
+        size = f"of {self.tokens}" if self.phase == "prefill" else f"x{self.sequences}"
+        return (
+            f"{self.phase} {size} {self.budget:.0%} {self.mode} ({self.plan}), {self.threads} threads: "
+            f"{self.tokens_per_second:.1f} tok/s, hits {hits}, against best static {self.ratio_vs_best_static:.2f} "
+            f"({self.ci[0]:.2f}-{self.ci[1]:.2f}), same scheduler {self.ratio_vs_same_scheduler:.2f}, model {model}"
+        )
+
 
 class Measurement(_Strict):
-    """What one arm took: seconds of each round, all its tokens together."""
+    """What one arm took: seconds per step or prompt, round by round."""
 
     phase: Literal["decode", "prefill"]
     budget: float = Share
     arm: str
     sequences: int
-    threads: int
     tokens: int
     seconds: tuple[float, ...]
 

@@ -98,10 +98,12 @@ class Shelf:
         self._used[place] = time.monotonic()
         return self._children[place.library].ask(do, context=place.context, **fields)
 
-    def open(self, place: Place, experts: Sequence[Sequence[int]] | None = None) -> dict[str, Any]:
-        """What the worker says of the context; `experts` [layers] become resident whenever it is opened."""
-        if experts is not None:
-            self._experts[place] = experts
+    def assign(self, place: Place, experts: Sequence[Sequence[int]]) -> None:
+        """Experts of each layer that become resident whenever the context of `place` is opened."""
+        self._experts[place] = experts
+
+    def open(self, place: Place) -> dict[str, Any]:
+        """What the worker says of the context."""
         if place not in self._open:
             began = time.monotonic()
             self._make_room(place)
