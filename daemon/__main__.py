@@ -11,7 +11,9 @@ from pathlib import Path
 
 from daemon import __version__, config, descriptors
 from daemon.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_OK, ConfigError, HotsetError, ModelUnusable
-from daemon.model_files import check_files
+from daemon.hotset import budget
+from daemon.hotset.hot_set import HotSetUnusable
+from daemon.model_files import check_files, hot_set_path, model_path
 
 DEFAULT_CONFIG = Path("config.toml")
 
@@ -24,6 +26,10 @@ def main() -> int:
     except ConfigError as error:
         return _explain(error)
     if arguments.check:
+        try:
+            _check_hot_set(loaded)
+        except ConfigError as error:
+            return _explain(error)
         print(f"{arguments.check}: good")
         return EXIT_OK
     return _run(loaded)
@@ -50,6 +56,27 @@ def _load_config(path: Path | None) -> config.Config:
     if problems:
         raise ConfigError(problems)
     return loaded
+
+
+def _check_hot_set(loaded: config.Config) -> None:
+    """Only for --check: a service that starts goes on without a hot set that is faulty.
+
+    Raises:
+        ConfigError: lists every fault of the file, those beside the model too.
+    """
+    path = hot_set_path(loaded)
+    if path is None:
+        return
+    from daemon.engine import wanted
+    from daemon.native import gguf_check
+
+    try:
+        file = gguf_check.check(model_path(loaded))
+        wanted.read_hot_set(path, budget.parse_all(loaded.residency.vram), file)
+    except HotSetUnusable as error:
+        raise ConfigError([("residency.hot_set", fault) for fault in error.faults]) from None
+    except ModelUnusable as error:
+        raise ConfigError([("model.path", error.message)]) from None
 
 
 def _explain(error: ConfigError) -> int:

@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": Entry("hotset_tools.bench", "app", "Measure the engine, and hotsetd beside llama-server."),
     "build": Entry("hotset_tools.build_command", "command", "Build the native library into the cache."),
     "doctor": Entry("hotset_tools.doctor", "command", "Tell what this machine has, lacks and would use."),
+    "hot-set": Entry("hotset_tools.hot_set", "command", "Rank a model's experts by texts, for residency.hot_set."),
     "inspect": Entry("hotset_tools.inspect", "command", "Describe a GGUF file: experts, sizes, context."),
     "make-model": Entry("hotset_tools.make_model", "command", "Generate a model with random weights."),
     "patchset": Entry("hotset_tools.patchset_command", "app", "Check, apply and export the patch series."),

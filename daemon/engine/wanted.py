@@ -9,7 +9,7 @@ from pathlib import Path
 from daemon.hotset import hot_set as hot_sets
 from daemon.hotset import placement, whole_layers
 from daemon.hotset.budget import EVERY_DEVICE, Budget, of_device, parse
-from daemon.hotset.hot_set import HotSet, HotSetUnusable, LayerKey
+from daemon.hotset.hot_set import HotSet, HotSetUnusable
 from daemon.hotset.placement import ExpertLayer
 from daemon.messages import Device, Load, Residency
 from daemon.native.gguf_check import GgufFile, LayerFacts, ModelFacts
@@ -68,10 +68,7 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
     path = Path(wish.hot_set)
     budgets = {name: parse(text) for name, text in wish.vram.items()}
     try:
-        hot_set = hot_sets.read(path)
-        faults = hot_sets.faults(hot_set, file.fingerprint, expert_counts(file.facts))
-        if faults := faults + placement.unknown_sizes(hot_set, budgets):
-            raise HotSetUnusable(path.name, faults)
+        hot_set = read_hot_set(path, budgets, file)
     except HotSetUnusable as error:
         return Off(f"off: {error.message}", fault=True)
     free = [device.memory_free for device in devices]
@@ -86,9 +83,18 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
     return Wanted(path.name, hot_set, budgets, layers, devices)
 
 
-def expert_counts(facts: ModelFacts) -> dict[LayerKey, int]:
-    """Experts of every set that the model computes with."""
-    return {one.key: one.n_expert for one in _sets(facts)}
+def read_hot_set(path: Path, budgets: Mapping[str, Budget], file: GgufFile) -> HotSet:
+    """The hot set, if it fits the model and has the sizes that the budgets name.
+
+    Raises:
+        HotSetUnusable: lists everything that is wrong.
+    """
+    hot_set = hot_sets.read(path)
+    n_experts = {one.key: one.n_expert for one in _sets(file.facts)}
+    faults = hot_sets.faults(hot_set, file.fingerprint, n_experts)
+    if faults := faults + placement.unknown_sizes(hot_set, budgets):
+        raise HotSetUnusable(path.name, faults)
+    return hot_set
 
 
 def _sets(facts: ModelFacts) -> list[ExpertLayer]:

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from daemon.errors import HotsetError
 from daemon.hotset.budget import RESERVED, SIZE_NAME
 
-FORMAT = 1
 MAX_BYTES = 64 << 20
 """Larger files are refused unread; a list of all experts of the largest models takes less than 1 MiB a size."""
 

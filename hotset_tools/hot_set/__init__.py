@@ -1,0 +1,33 @@
+"""`hotset hot-set`: write hot_set.json for a model from texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PROMPTS = Path(__file__).resolve().parents[2] / "models" / "prompts"
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="GGUF file with experts; the first part of a split one.")],
+    out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")] = Path("hot_set.json"),
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="Text file, or directory of .txt files; may be repeated.")
+    ] = None,
+    sizes: Annotated[str, typer.Option(help="Percent of each layer's experts, separated by commas.")] = "25,50,75,100",
+    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of each text that are used.")] = 512,
+    device: Annotated[
+        str, typer.Option(help="As engine.device; where that gives no device, a CPU stands in for one.")
+    ] = "auto",
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one for each physical core.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was written but the experts.")] = False,
+) -> None:
+    """Rank the experts of each layer by how often texts of yours use them, for residency.hot_set."""
+    from hotset_tools.hot_set import learning
+
+    request = learning.Request(model, out, prompts or [PROMPTS], learning.percentages(sizes), tokens, device, threads)
+    written = learning.learn(request, json=as_json)
+    print(json.dumps(written.as_json(), indent=2) if as_json else written.text())

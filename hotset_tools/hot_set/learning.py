@@ -1,0 +1,185 @@
+"""Runs texts through a model in a child process, and writes what its router chose as a hot set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from daemon.errors import HotsetError
+from daemon.hotset.hot_set import HotSet, ModelId, Size, Source
+from daemon.native import gguf_check, locate
+from hotset_tools.bench.models import use_native_build
+from hotset_tools.hot_set import counting, ranking
+from hotset_tools.reporter import Reporter, make_reporter
+from hotset_tools.stand_in import rpc_server
+
+_LEAST_PERCENT = 0.1
+METHOD = "forced decoding, one token of each text a step"
+
+
+class CannotLearn(HotsetError):
+    """There is nothing to learn from, or the model cannot be run; the message says which."""
+
+    code = "cannot_learn"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to learn from what; the fields are the options of `hotset hot-set`."""
+
+    model: Path
+    out: Path
+    prompts: Sequence[Path]
+    percentages: Sequence[float]
+    tokens: int
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """The file that was written."""
+
+    path: Path
+    hot_set: HotSet
+    stand_in: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it but the experts."""
+        content = self.hot_set.model_dump(exclude={"sizes"})
+        sizes = [{"name": one.name, "experts": one.n_experts, "coverage": one.coverage} for one in self.hot_set.sizes]
+        return {"file": str(self.path), "stand_in": self.stand_in, **content, "sizes": sizes}
+
+    def text(self) -> str:
+        """The same for people."""
+        source = self.hot_set.learned_from
+        lines = (
+            f"{self.path}: learned from {source.tokens:,} tokens of {len(source.texts)} texts",
+            *(_line(size) for size in self.hot_set.sizes),
+            "Other texts use other experts: expect less than this of them.",
+        )
+        return "\n".join(lines)
+
+
+def _line(size: Size) -> str:
+    return f"  {size.name:6} {size.n_experts:6,} experts, {size.coverage or 0:.1%} of the selections that were counted"
+
+
+def percentages(text: str) -> list[float]:
+    """The sizes that `--sizes` asks for, ascending.
+
+    Raises:
+        CannotLearn: one is no percentage.
+    """
+    try:
+        values = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        raise CannotLearn(f"--sizes: {text!r} is no list of percentages such as 25,50") from None
+    if not all(_LEAST_PERCENT <= value <= 100 for value in values):
+        raise CannotLearn(f"--sizes: {text!r} holds something that is not from {_LEAST_PERCENT} to 100")
+    return values
+
+
+def learn(request: Request, *, json: bool = False) -> Written:
+    """Count and write.
+
+    Raises:
+        CannotLearn: a text cannot be read, nothing is to be counted, or the file cannot be written.
+        ModelUnusable: the model cannot be read.
+    """
+    if not request.out.parent.is_dir():
+        raise CannotLearn(f"{request.out} cannot be written: {request.out.parent} is no directory")
+    file = gguf_check.check(request.model)
+    if not file.facts.is_moe:
+        raise CannotLearn(f"{file.path.name} is dense: it has no experts to rank")
+    texts = dict(_texts(request.prompts))
+    use_native_build()
+    reporter = make_reporter(json=json)
+    try:
+        result, stand_in = _count(request, list(texts.values()), reporter)
+    finally:
+        reporter.close()
+    counts = {(layer.layer, layer.set): layer.counts for layer in result.layers}
+    source = Source(
+        texts=list(texts), tokens=result.tokens, method=METHOD, created=datetime.now(UTC).isoformat(timespec="seconds")
+    )
+    model = ModelId(fingerprint=file.fingerprint, name=file.path.stem, architecture=file.architecture)
+    hot_set = ranking.make(counts, request.percentages, model, source)
+    _write(request.out, hot_set)
+    return Written(request.out, hot_set, stand_in)
+
+
+def _texts(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    files = [file for path in paths for file in (sorted(path.glob("*.txt")) if path.is_dir() else [path])]
+    if not files:
+        raise CannotLearn(f"there is no .txt file in {', '.join(map(str, paths))}")
+    for file in files:
+        try:
+            yield file.name, file.read_bytes().decode("utf-8", "replace")
+        except OSError as error:
+            raise CannotLearn(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _count(request: Request, texts: list[str], reporter: Reporter) -> tuple[counting.Counted, bool]:
+    """In a child on the device; where there is none, on a CPU that stands in for one."""
+    job = counting.Job(
+        model=str(request.model.absolute()),
+        texts=texts,
+        tokens=request.tokens,
+        device=request.device,
+        threads=request.threads,
+    )
+    reporter.stage(f"reading {request.model.name}")
+    result = _child(job, reporter)
+    if not isinstance(result, counting.NoDevice):
+        return result, False
+    reporter.note("no device is there: a CPU behind llama.cpp's RPC backend stands in for one")
+    with rpc_server(Path(os.environ[locate.OVERRIDE])) as server:
+        result = _child(job.model_copy(update={"device": server.device}), reporter)
+    if isinstance(result, counting.NoDevice):
+        raise CannotLearn("the CPU that should stand in for a device cannot be used")
+    return result, True
+
+
+def _child(job: counting.Job, reporter: Reporter) -> counting.Counted | counting.NoDevice:
+    command = [sys.executable, "-m", "hotset_tools.hot_set.counting"]
+    with ExitStack() as stack:
+        errors = stack.enter_context(tempfile.TemporaryFile())
+        child = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(job.model_dump_json().encode())
+        child.stdin.close()
+        for line in child.stdout:
+            report = counting.REPORT.validate_json(line)
+            if isinstance(report, counting.Progress):
+                reporter.progress(report.done, report.total)
+            elif isinstance(report, counting.Refused):
+                raise CannotLearn(report.message)
+            else:
+                return report
+        child.wait()
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise CannotLearn(f"the process that counts ended with code {child.returncode}: {last[0]}")
+
+
+def _write(path: Path, hot_set: HotSet) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_text(hot_set.model_dump_json(exclude_defaults=True) + "\n", "utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise CannotLearn(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,33 @@
+"""From counts to a hot set; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from daemon.hotset.hot_set import HotSet, LayerExperts, LayerKey, ModelId, Size, Source
+
+Counts = Mapping[LayerKey, Sequence[int]]
+"""How often each expert of a layer was selected."""
+
+
+def make(counts: Counts, percentages: Sequence[float], model: ModelId, source: Source) -> HotSet:
+    """A size "p25" with the most used 25 % of each layer's experts, for every percentage."""
+    ranked = {key: rank(layer) for key, layer in counts.items()}
+    sizes = [_size(counts, ranked, percent) for percent in percentages]
+    return HotSet(format=1, model=model, learned_from=source, sizes=sizes)
+
+
+def rank(counts: Sequence[int]) -> list[int]:
+    """Expert ids, the most selected first; among equals the lower id."""
+    return sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert))
+
+
+def _size(counts: Counts, ranked: Mapping[LayerKey, list[int]], percent: float) -> Size:
+    chosen = {key: experts[: round(percent / 100 * len(experts))] for key, experts in ranked.items()}
+    served = sum(counts[key][expert] for key, experts in chosen.items() for expert in experts)
+    total = sum(map(sum, counts.values()))
+    return Size(
+        name=f"p{percent:g}",
+        coverage=round(served / total, 4) if total else None,
+        layers=[LayerExperts(layer=layer, set=number, experts=experts) for (layer, number), experts in chosen.items()],
+    )
