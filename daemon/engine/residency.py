@@ -97,7 +97,8 @@ class Experts:
 
     def status(self) -> Report:
         """Counted anew from the library."""
-        layers = [self._layer(layer) for layer in self.residency.layers()]
+        found = self.residency.layers()
+        layers = [self._layer(layer) for layer in found]
         statistics = self.residency.statistics()
         n_resident, n_planned = sum(layer.resident for layer in layers if layer.slots), self.plan.n_experts
         state: Literal["off", "filling", "on"] = (
@@ -107,7 +108,7 @@ class Experts:
             state=state,
             reason=self._reason(state, layers),
             filled=n_resident / n_planned if n_planned else 1.0,
-            devices=[self._device(account, layers) for account in self.plan.devices],
+            devices=[self._device(account, layers, found) for account in self.plan.devices],
             layers=layers,
             uploaded_bytes=statistics.staged_bytes,
             published=statistics.published,
@@ -147,17 +148,20 @@ class Experts:
             misses=layer.misses,
         )
 
-    def _device(self, account: DevicePlan, layers: Sequence[LayerState]) -> ExpertDevice:
+    def _bytes(self, device: str, found: Sequence[Layer]) -> int:
+        """What experts take on a device, in slots and in whole layers."""
+        whole = sum(layer.bytes for layer in self._wholly.values() if layer.device == device)
+        return whole + sum(one.device_bytes for one in found if one.device >= 0 and self._names[one.device] == device)
+
+    def _device(self, account: DevicePlan, layers: Sequence[LayerState], found: Sequence[Layer]) -> ExpertDevice:
         own = [layer for layer in layers if layer.device == account.device]
-        whole = sum(layer.bytes for layer in self._wholly.values() if layer.device == account.device)
-        held = [one for one in self.residency.layers() if one.device >= 0 and self._names[one.device] == account.device]
         return ExpertDevice(
             device=account.device,
             asked=account.asked,
             asked_bytes=account.asked_bytes,
             effective_bytes=account.effective_bytes,
             why=account.why,
-            bytes=whole + sum(one.device_bytes for one in held),
+            bytes=self._bytes(account.device, found),
             layers=len(own),
             slots=sum(layer.slots for layer in own),
             resident=sum(layer.resident for layer in own),

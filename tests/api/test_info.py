@@ -9,6 +9,7 @@ import pytest
 
 from daemon.api.routes import TABLE
 from daemon.errors import ModelLoading, QueueFull
+from daemon.messages import ExpertDevice, ExpertLayer, Residency
 from tests.api.conftest import Daemon, Start
 from tests.fakes import done, nothing
 
@@ -145,6 +146,39 @@ async def test_anthropic_paths_have_anthropic_errors(daemon: Daemon) -> None:
     body = (await daemon.post("/v1/messages", {})).json()
     assert body["type"] == "error"
     assert set(body["error"]) == {"type", "message"}
+
+
+EXPERTS = Residency(
+    state="on",
+    reason="on: 8 of 32 experts",
+    filled=1.0,
+    devices=[
+        ExpertDevice(
+            device="Vulkan0", asked="50%", asked_bytes=100, effective_bytes=90, why="", bytes=96,
+            layers=2, slots=8, resident=7, hits=30, misses=10,
+        )
+    ],
+    layers=[
+        ExpertLayer(
+            layer=1, device="Vulkan0", mode="partial", reason="", memory="", experts=16, slots=8, resident=7,
+            hits=30, misses=10,
+        )
+    ],
+    uploaded_bytes=70,
+)  # fmt: skip
+
+
+async def test_residency_is_what_the_engine_said_last(daemon: Daemon) -> None:
+    assert (await daemon.get("/v1/residency")).json()["reason"] == "not applicable: no device"
+    daemon.fakes.supervisor.residency = EXPERTS
+    assert Residency.model_validate((await daemon.get("/v1/residency")).json()) == EXPERTS
+    assert (await daemon.get("/props")).json()["hotset"]["residency"] == EXPERTS.reason
+    text = (await daemon.get("/metrics")).body.decode()
+    for name, value in (("hits_total", 30), ("misses_total", 10), ("slots_total", 8), ("slots_resident", 7)):
+        assert f'hotset_expert_{name}{{device="Vulkan0"}} {value}.0' in text
+    assert "hotset_expert_upload_bytes_total 70.0" in text
+    daemon.fakes.supervisor.info = None
+    assert (await daemon.get("/v1/residency")).status == 503
 
 
 async def test_every_spelling_of_every_path(daemon: Daemon) -> None:
