@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal
@@ -62,7 +61,8 @@ class Experts:
             self._fault = "no thread can be started"
 
     def switch_off(self, reason: str) -> None:
-        """Compute as upstream does from now on, for this reason; slots keep their experts. Engine thread only."""
+        """Compute as upstream does from now on, for this reason, and upload no more. Engine thread only."""
+        self._stop.set()
         self._synchronize()
         self.residency.set_state(State.OFF)
         self._off = reason
@@ -117,19 +117,14 @@ class Experts:
     def _reason(self, state: str, layers: Sequence[LayerState]) -> str:
         if self._off:
             return f"off: {self._off}"
-        wholly = len(self._wholly)
+        accounts, whole = self.plan.devices, len(self._wholly)
         words = [
-            f"{self.plan.n_experts} of {sum(layer.experts for layer in layers)} experts of {self._file}"
-            f" in slots on {', '.join(one.device for one in self.plan.devices if one.effective_bytes)}"
+            f"{self.plan.n_experts} of {sum(layer.experts for layer in layers)} experts of {self._file} have slots",
+            *(f"{one.effective_bytes / MIB:.1f} MiB on {one.device}" for one in accounts if one.effective_bytes),
+            *([f"{whole} layers lie there without a copy in memory, which is short"] if whole else []),
+            *(f"{one.device} was asked for {one.asked}, but {one.why}" for one in accounts if one.why),
+            *([f"the upload ended early: {self._fault}"] if self._fault else []),
         ]
-        if wholly:
-            words.append(f"{wholly} layers without a copy in memory, which is short")
-        words += [f"{one.device}: asked {one.asked}, got {one.effective_bytes / MIB:.1f} MiB, because {one.why}"
-                  for one in self.plan.devices if one.why]  # fmt: skip
-        if memory := Counter(layer.memory for layer in layers if layer.memory):
-            words.append("weights " + ", ".join(memory))
-        if self._fault:
-            words.append(f"the upload ended early: {self._fault}")
         return f"{state}: {'; '.join(words)}"
 
     def _layer(self, layer: Layer) -> LayerState:

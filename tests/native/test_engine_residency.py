@@ -234,7 +234,7 @@ def test_where_memory_is_short_layers_go_to_their_device_alone(tmp_path: Path, l
     n_whole = modes.count("device")
     assert 0 < n_whole < 8
     assert modes == ["partial"] * (8 - n_whole) + ["device"] * n_whole
-    assert f"{n_whole} layers without a copy in memory" in status.reason
+    assert f"{n_whole} layers lie there without a copy in memory" in status.reason
     assert status.devices[0].bytes <= status.devices[0].asked_bytes
     assert seen["with"] == "none"
     assert len(seen["answer"]) == 24
