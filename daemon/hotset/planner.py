@@ -90,14 +90,16 @@ def plan(layers: Sequence[LayerState], budget: int) -> Plan:
 
 
 def static_split(layers: Sequence[LayerState], budget: int) -> Plan:
-    """What upstream can do: the experts of the last layers on the device, as many as fit, the first ones on the CPU."""
+    """What upstream can do: the experts of the last layers on the device, the first ones on the CPU; the fastest."""
     slots, used = [0] * len(layers), 0
+    best = _made(Kind.OFF, layers, slots, 0)
     for index in reversed(range(len(layers))):
-        if used + layers[index].whole > budget:
-            break
         used += layers[index].whole
+        if used > budget:
+            break
         slots[index] = layers[index].n_expert
-    return _made(Kind.SPLIT if used else Kind.OFF, layers, slots, used)
+        best = min(best, _made(Kind.SPLIT, layers, slots, used), key=lambda found: found.seconds)
+    return best
 
 
 def all_partial(layers: Sequence[LayerState], budget: int) -> Plan:

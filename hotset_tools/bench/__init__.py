@@ -121,6 +121,7 @@ def decode_command(
     ubatch: UbatchOption = 512,
     rounds: RoundsOption = 7,
     minutes: MinutesOption = 8.0,
+    steps: Annotated[int, typer.Option(min=0, max=1000, help="Steps of a round; 0: as many as the time allows.")] = 0,
     seed: SeedOption = 1,
     load: LoadOption = "none",
     out: OutOption = None,
@@ -130,7 +131,8 @@ def decode_command(
     _residency(
         as_json, model=model, device=device, sequences=_list(sequences, int), prefill=_list(prefill, int),
         budgets=_list(budgets, float), threads=_list(threads, int), peer=peer, peer_device=peer_device,
-        every_split=every_split, ubatch=ubatch, rounds=rounds, minutes=minutes, seed=seed, load_mode=load, out=out,
+        every_split=every_split, ubatch=ubatch, rounds=rounds, minutes=minutes, steps=steps, seed=seed,
+        load_mode=load, out=out,
     )  # fmt: skip
 
 
@@ -158,6 +160,21 @@ def prefill_command(
         threads=_list(threads, int), peer=peer, peer_device=peer_device, every_split=every_split, ubatch=ubatch,
         rounds=rounds, minutes=minutes, seed=seed, load_mode=load, out=out,
     )  # fmt: skip
+
+
+@app.command("tables")
+def tables_command(
+    reports: Annotated[list[Path], typer.Argument(help="JSON files of decode and prefill.", show_default=False)],
+    into: Annotated[Path | None, typer.Option(help="Page to put them into, between its markers.")] = None,
+) -> None:
+    """Turn the JSON of decode and prefill into Markdown tables."""
+    from hotset_tools.bench import tables as bench
+
+    text = bench.tables((path.name, bench.read(path)) for path in reports)
+    if into is None:
+        typer.echo(text)
+    else:
+        into.write_text(bench.replace_between(into.read_text("utf-8"), text), "utf-8")
 
 
 def _residency(as_json: bool, **settings: Any) -> None:

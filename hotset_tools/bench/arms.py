@@ -35,7 +35,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure. `budgets` are shares of all expert bytes; `prefill` are prompt lengths in tokens."""
+    """What to measure. `budgets` are shares of all expert bytes; `prefill` are prompt lengths in tokens.
+
+    `steps` of a round are 0 where `minutes` should decide.
+    """
 
     model: Path
     device: str
@@ -48,6 +51,7 @@ class Settings:
     ubatch: int = 512
     rounds: int = 7
     minutes: float = 8.0
+    steps: int = 0
     seed: int = 1
     load_mode: str = "none"
     every_split: bool = False

@@ -60,6 +60,8 @@ class Race:
         """Steps per round, so that all rounds together take `seconds`; a prefill is always one prompt."""
         if cell.phase == "prefill":
             return 1
+        if self._settings.steps:
+            return self._settings.steps
         fitting = int(seconds / self._settings.rounds / sum(speeds.values())) - WARM
         return min(MOST_STEPS, max(LEAST_STEPS, fitting))
 

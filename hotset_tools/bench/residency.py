@@ -199,7 +199,7 @@ class Bench:
 def _sizes(settings: Settings, facts: ModelFacts) -> Sizes:
     """The cache has room for the longest prompt and for what all sequences decode together."""
     sequences = max((PROBE_WIDTH, *settings.sequences))
-    cells = max(((MOST_STEPS + WARM) * sequences, LEARN_PROMPT, *settings.prefill))
+    cells = max(((max(MOST_STEPS, settings.steps) + WARM) * sequences, LEARN_PROMPT, *settings.prefill))
     return Sizes.of(
         facts,
         path=str(settings.model),
@@ -234,6 +234,7 @@ def _head(
             "ubatch": settings.ubatch,
             "rounds": settings.rounds,
             "minutes": settings.minutes,
+            "steps": settings.steps,
             "seed": settings.seed,
             "load": settings.load_mode,
             "learn_tokens": settings.learn_tokens,

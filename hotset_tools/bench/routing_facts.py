@@ -56,7 +56,7 @@ def recent_hits(picked: Picked, share: float) -> float:
     for token, row in enumerate(picked):
         if token >= warm:
             resident = np.argpartition(-last, size - 1)[:size]
-            hits += int(row[resident].sum())
+            hits += int((row[resident] & (last[resident] >= 0)).sum())
         last[row] = token
     return hits / max(1, int(picked[warm:].sum()))
 

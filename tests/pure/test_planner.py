@@ -1,0 +1,138 @@
+"""The planner: never more than the budget, never slower than the static split, partial layers only where they pay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.hotset.planner import Kind, LayerState, all_partial, mixed, plan, static_split
+
+N_EXPERT = 8
+
+
+def curve(weights: list[float]) -> tuple[float, ...]:
+    """The hit rates of experts with these shares, the most popular first."""
+    ordered = sorted(weights, reverse=True)
+    total = sum(ordered)
+    return (0.0, *(sum(ordered[: n + 1]) / total for n in range(len(ordered) - 1)), 1.0)
+
+
+def layer(
+    weights: list[float] | None = None,
+    *,
+    size: int = 10,
+    fixed: float = 1.0,
+    price: float = 1.0,
+    cold: float = 1.0,
+    cpu: float = 10.0,
+    device: float = 0.1,
+) -> LayerState:
+    return LayerState(size, curve(weights or [1.0] * N_EXPERT), fixed, price, cold, cpu, device)
+
+
+SKEWED = [32.0, 16, 8, 4, 2, 1, 1, 1]
+
+seconds = st.floats(0, 20, allow_nan=False)
+layers = st.lists(
+    st.builds(
+        layer,
+        st.lists(st.floats(0.01, 10), min_size=N_EXPERT, max_size=N_EXPERT),
+        size=st.integers(1, 50),
+        fixed=seconds,
+        price=seconds,
+        cold=seconds,
+        cpu=seconds,
+        device=st.floats(0, 2, allow_nan=False),
+    ),
+    min_size=1,
+    max_size=6,
+)
+budgets = st.integers(0, 3000)
+
+
+@given(layers, budgets)
+def test_a_plan_fits_and_its_numbers_are_true(states: list[LayerState], budget: int) -> None:
+    found = plan(states, budget)
+    assert found.bytes <= budget
+    assert found.seconds == pytest.approx(sum(one.seconds(n) for one, n in zip(states, found.slots, strict=True)))
+    sizes = [one.bytes(n) if found.kind is Kind.RESIDENCY else one.whole * bool(n)
+             for one, n in zip(states, found.slots, strict=True)]  # fmt: skip
+    assert found.bytes == sum(sizes)
+    assert all(0 <= n <= one.n_expert for one, n in zip(states, found.slots, strict=True))
+
+
+@given(layers, budgets)
+def test_a_plan_is_predicted_no_slower_than_what_upstream_can_do(states: list[LayerState], budget: int) -> None:
+    found = plan(states, budget)
+    assert found.seconds <= static_split(states, budget).seconds
+    assert found.seconds <= all_partial(states, budget).seconds / 0.99 + 1e-9
+    assert found.seconds <= mixed(states, budget).seconds / 0.99 + 1e-9
+
+
+@given(layers, budgets)
+def test_nothing_can_be_added_for_free(states: list[LayerState], budget: int) -> None:
+    found = mixed(states, budget)
+    left = budget - found.bytes
+    for one, n in zip(states, found.slots, strict=True):
+        for more in range(n + 1, one.n_expert + 1):
+            if one.bytes(more) - one.bytes(n) <= left:
+                assert one.seconds(more) >= one.seconds(n) - 1e-9
+
+
+@given(st.floats(0.1, 5), st.floats(0.1, 10), st.floats(1, 30), st.integers(1, N_EXPERT - 1))
+def test_partial_layers_pay_exactly_where_the_rule_says(price: float, skew: float, cpu: float, slots: int) -> None:
+    """(h - S) T > S p, with no time on the device and no slot of zeros: against full and cold layers of that size."""
+    weights = [skew**-n for n in range(N_EXPERT)]
+    one = layer(weights, price=price, cold=price, cpu=cpu, device=0.0)
+    share = slots / N_EXPERT
+    blend = share * one.seconds(N_EXPERT) + (1 - share) * one.seconds(0)
+    gain = (one.hit_rates[slots] - share) * cpu - share * price
+    assert blend - one.seconds(slots) == pytest.approx(gain, abs=1e-9)
+
+
+def test_skew_makes_layers_partial() -> None:
+    states = [layer(SKEWED, price=0.5, cold=0.5)] * 4
+    found = plan(states, budget=4 * 10 * N_EXPERT // 2)
+    assert found.kind is Kind.RESIDENCY
+    assert all(0 < n < N_EXPERT for n in found.slots)
+
+
+def test_uniform_routing_is_left_to_the_static_split() -> None:
+    states = [layer(price=2.0, cold=0.0)] * 4
+    budget = 4 * 10 * N_EXPERT // 2
+    found = plan(states, budget)
+    assert found == static_split(states, budget)
+    assert (found.kind, found.slots, found.n_cold) == (Kind.SPLIT, (0, 0, N_EXPERT, N_EXPERT), 2)
+
+
+def test_a_dear_chain_makes_whole_layers_and_few_partial_ones() -> None:
+    states = [layer(SKEWED, price=4.0, cold=4.0)] * 6
+    found = plan(states, budget=6 * 10 * N_EXPERT * 3 // 4)
+    assert found.kind is Kind.RESIDENCY
+    assert {N_EXPERT} < set(found.slots)
+
+
+def test_without_room_for_a_layer_or_a_slot_there_is_nothing() -> None:
+    found = plan([layer(SKEWED)] * 3, budget=19)
+    assert (found.kind, found.slots, found.bytes) == (Kind.OFF, (0, 0, 0), 0)
+
+
+def test_room_for_everything_is_a_split_without_cold_layers() -> None:
+    found = plan([layer(SKEWED)] * 3, budget=3 * 10 * N_EXPERT)
+    assert (found.kind, found.n_cold) == (Kind.SPLIT, 0)
+
+
+def test_all_partial_counts_the_slot_of_zeros() -> None:
+    states = [layer(SKEWED), layer(SKEWED, size=20)]
+    found = all_partial(states, budget=(10 + 20) * N_EXPERT // 2)
+    assert found.slots == (3, 3)
+    assert found.bytes == 4 * 30
+
+
+def test_a_layer_that_gains_more_gets_more() -> None:
+    slow = layer(SKEWED, cpu=20.0, price=0.1)
+    found = mixed([slow, replace(slow, cpu=2.0)], budget=10 * N_EXPERT)
+    assert found.slots[0] > found.slots[1]
