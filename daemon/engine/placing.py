@@ -110,5 +110,4 @@ def _nothing(found: Sequence[Layer], plan: Plan) -> str:
     if not plan.devices:
         reasons = Counter(WHY_NOT[layer.reason] for layer in found)
         return "no layer can keep experts in VRAM: " + ", ".join(f"{n} because {why}" for why, n in reasons.items())
-    asked = (f"{one.device}, asked for {one.asked}{', but ' + one.why if one.why else ''}" for one in plan.devices)
-    return f"there is room for no expert on {'; '.join(asked)}"
+    return placement.no_room(plan)

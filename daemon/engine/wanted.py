@@ -71,16 +71,30 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
         hot_set = read_hot_set(path, budgets, file)
     except HotSetUnusable as error:
         return Off(f"off: {error.message}", fault=True)
-    free = [device.memory_free for device in devices]
     names = [device.name for device in devices]
     if strange := sorted(budgets.keys() - {*names, EVERY_DEVICE}):
         used = ", ".join(names)
         return Off(f"off: residency.vram names {', '.join(strange)}, but the model is on {used}", fault=True)
-    layers = []
-    for one in _sets(file.facts):
-        place = whole_layers.device_of_layer(one.key[0], file.facts.n_layer, spec.gpu_layers, free)
-        layers.append(replace(one, device=names[place] if place is not None else ""))
+    layers = _in_memory(spec, file.facts, devices)
+    plan = placement.plan(hot_set, layers, budgets, {})
+    if not layers:
+        keys = "engine.gpu_layers and engine.cpu_moe_layers"
+        return Off(f"off: {keys} leave no layer both a device and experts in memory", fault=True)
+    if not plan.n_experts:
+        return Off(f"off: {placement.no_room(plan)}", fault=True)
     return Wanted(path.name, hot_set, budgets, layers, devices)
+
+
+def _in_memory(spec: Load, facts: ModelFacts, devices: Sequence[Device]) -> list[ExpertLayer]:
+    """Sets of experts that the config leaves in memory, in layers that belong to a device."""
+    free = [device.memory_free for device in devices]
+    layers = []
+    for one in _sets(facts):
+        layer = one.key[0]
+        place = whole_layers.device_of_layer(layer, facts.n_layer, spec.gpu_layers, free)
+        if place is not None and not 0 <= spec.cpu_moe_layers <= layer:
+            layers.append(replace(one, device=devices[place].name))
+    return layers
 
 
 def read_hot_set(path: Path, budgets: Mapping[str, Budget], file: GgufFile) -> HotSet:

@@ -62,6 +62,12 @@ class Plan:
         return [len(self.experts.get(index, ())) for index in range(n_layers)]
 
 
+def no_room(plan: Plan) -> str:
+    """Why a plan holds no expert."""
+    asked = (f"{one.device}, asked for {one.asked}{', but ' + one.why if one.why else ''}" for one in plan.devices)
+    return f"there is room for no expert on {'; '.join(asked)}"
+
+
 def unknown_sizes(hot_set: HotSet, budgets: Mapping[str, Budget]) -> list[str]:
     """A fault for every budget that names a size which the hot set does not have."""
     named = sorted({budget.name for budget in budgets.values() if isinstance(budget, SizeOf)})

@@ -22,9 +22,10 @@ from daemon.engine.loading import Loaded
 from daemon.engine.loop import Loop
 from daemon.engine.residency import Experts
 from daemon.engine.roster import Limits
-from daemon.engine.wanted import Off
-from daemon.messages import Residency, Sampling, Submit, Tokens
+from daemon.engine.wanted import Off, Wanted, prepare
+from daemon.messages import Load, Residency, Sampling, Submit, Tokens
 from daemon.model_files import load_command
+from daemon.native import devices
 from daemon.native.gguf_check import check
 from tests.engine_fakes import FakePipe
 from tests.minigguf import write_moe
@@ -65,13 +66,17 @@ def write_hot_set(path: Path, of: Path, n_layer: int = N_LAYER, **changes: Any) 
     return path
 
 
+def load_spec(model: Path, device: str, residency: dict[str, Any], load: str = "auto", **engine: Any) -> Load:
+    settings = {"device": device, "threads": 1, "kv_cells": 512, "cache_type_k": "f32", "cache_type_v": "f32"}
+    config = {"model": {"path": str(model), "load": load}, "engine": settings | engine, "residency": residency}
+    return load_command(Config.model_validate(config))
+
+
 @contextmanager
 def loaded(
     model: Path, device: str, residency: dict[str, Any], load: str = "auto", **engine: Any
 ) -> Iterator[tuple[Loaded, Loop, FakePipe]]:
-    settings = {"device": device, "threads": 1, "kv_cells": 512, "cache_type_k": "f32", "cache_type_v": "f32"}
-    config = {"model": {"path": str(model), "load": load}, "engine": settings | engine, "residency": residency}
-    with Loaded(load_command(Config.model_validate(config)), lambda _: None) as made:
+    with Loaded(load_spec(model, device, residency, load, **engine), lambda _: None) as made:
         pipe = FakePipe()
         limits = Limits(n_ubatch=512, max_sequences=8, kv_cells=512, n_ctx=512)
         yield made, Loop(made.context, made.vocab, pipe, limits, residency=made.experts), pipe
@@ -123,6 +128,10 @@ def test_two_devices_have_their_own_layers_and_budgets(servers: list[str], model
     with loaded(model, both, {"hot_set": str(hot_set), "vram": 8}) as (made, loop, pipe):
         first, second = filled(made.experts, loop, pipe).devices
         assert first.device != second.device
+        spec = load_spec(model, both, {"hot_set": str(hot_set), "vram": 8})
+        expected = prepare(spec, check(model), [devices.describe(one) for one in made.model.devices])
+        assert isinstance(expected, Wanted)
+        assert [layer.device for layer in expected.layers] == [layer.device for layer in made.experts.status().layers]
         assert (first.layers, second.layers) == (3, 1)  # llama.cpp counts the output as a layer
         assert (first.slots, second.slots) == (7, 9)
         assert max(first.bytes, second.bytes) <= 8 * MIB
@@ -143,7 +152,7 @@ def test_two_devices_have_their_own_layers_and_budgets(servers: list[str], model
     [
         ({"enabled": False}, {}, "residency.enabled is false"),
         ({"vram": "tiny"}, {}, "there is no size tiny; its sizes are half, all"),
-        ({"vram": 0}, {}, "no expert"),
+        ({"vram": 0}, {}, "there is room for no expert on RPC"),
         ({}, {"format": 2}, "format"),
         ({}, {"model": {"fingerprint": "0" * 64}}, "another model"),
         ({}, {"sizes": [{"name": "a", "layers": [{"layer": 9, "experts": [16]}, {"layer": 1, "experts": [16]}]}]},
@@ -161,6 +170,15 @@ def test_what_cannot_be_done_is_said_and_the_model_is_served(
         asked = residency.get("enabled", True)
         assert any(reason in warning for warning in made.info.warnings) is asked
         made.experts.start()
+        assert len(answer(loop, pipe)) == 24
+
+
+@pytest.mark.parametrize("engine", [{"gpu_layers": 0}, {"cpu_moe_layers": 0}])
+def test_without_experts_in_memory_beside_a_device_it_is_off(
+    engine: dict[str, int], servers: list[str], model: Path, hot_set: Path
+) -> None:
+    with loaded(model, servers[0], {"hot_set": str(hot_set), "vram": "half"}, **engine) as (made, loop, pipe):
+        assert "leave no layer" in made.info.residency
         assert len(answer(loop, pipe)) == 24
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from daemon.hotset.placement import ExpertLayer
 
 PRINT = "0123456789abcdef" * 4
 N_EXPERT = 8
+KEYS = ("format", "model", "learned_from", "sizes", "name", "coverage", "layers", "layer", "set", "experts", "x")
 
 
 def document(**changes: Any) -> dict[str, Any]:
@@ -105,6 +107,38 @@ def test_all_faults_beside_the_model_are_listed() -> None:
 
 def test_a_message_stays_short_however_much_is_wrong() -> None:
     assert len(HotSetUnusable("hot.json", ["something is wrong"] * 10_000).message) < 1000
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), JSON))
+def test_whatever_the_file_holds_it_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
+    path = tmp_path_factory.mktemp("any") / "hot.json"
+    for whole in (content, document() | content):
+        path.write_text(json.dumps(whole), "utf-8")
+        with contextlib.suppress(HotSetUnusable):
+            hot_set.faults(hot_set.read(path), PRINT, {(1, 0): 8})
+
+
+@given(st.binary(max_size=40), st.integers(0, 400), st.integers(0, 40))
+def test_a_damaged_file_is_refused_or_still_good(
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, at: int, n: int
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "hot.json"
+    whole = json.dumps(document()).encode()
+    path.write_bytes(whole[:at] + junk + whole[at + n :])
+    with contextlib.suppress(HotSetUnusable):
+        hot_set.read(path)
+
+
+def test_a_deep_or_endless_file_is_refused(tmp_path: Path) -> None:
+    for text in ("[" * 100_000, '{"format":' * 100_000, "9" * 100_000):
+        assert faults_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(
