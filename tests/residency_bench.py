@@ -25,7 +25,6 @@ from hotset_tools.stand_in import RpcServer, rpc_server
 __all__ = ["RpcServer", "kl", "rpc_server"]
 
 Logits = npt.NDArray[np.float32]
-N_SEQUENCES = 8
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Bench:
 
     def clear(self) -> None:
         """Forget all sequences; text diffusion models have no memory of any."""
-        for seq_id in range(N_SEQUENCES if self.context.memory else 0):
+        for seq_id in range(backend().llama_n_seq_max(self.context.pointer) if self.context.memory else 0):
             self.context.remove(seq_id)
 
 
@@ -54,7 +53,7 @@ class open_bench(ExitStack):
 
     def __init__(self, device: str, path: Path, *, n_ctx: int = 512, **engine: Any) -> None:
         super().__init__()
-        settings = {"device": device, "threads": 1, "kv_cells": n_ctx, "max_sequences": N_SEQUENCES, "ubatch": 64}
+        settings = {"device": device, "threads": 1, "kv_cells": n_ctx, "max_sequences": 8, "ubatch": 64}
         settings |= {"cache_type_k": "f32", "cache_type_v": "f32", "repack": False}
         self.n_ctx = n_ctx
         self.spec = load_command(Config.model_validate({"model": {"path": str(path)}, "engine": settings | engine}))
