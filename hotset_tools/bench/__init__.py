@@ -64,6 +64,7 @@ RoundsOption = Annotated[int, typer.Option(min=1, max=100, help="Interleaved rou
 UbatchOption = Annotated[int, typer.Option(min=32, max=8192, help="Tokens of a prompt that are computed together.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file, written anew after each result.")]
 SplitsOption = Annotated[bool, typer.Option(help="Try every static split that fits, not only the largest.")]
+CommitOption = Annotated[str, typer.Option(help="For the rows; by default what git says.")]
 PathArgument = Annotated[Path, typer.Argument(help="GGUF file.", show_default=False)]
 
 
@@ -125,6 +126,7 @@ def decode_command(
     seed: SeedOption = 1,
     load: LoadOption = "none",
     out: OutOption = None,
+    commit: CommitOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Decode with resident experts, against every static split of the same size in the same run."""
@@ -132,7 +134,7 @@ def decode_command(
         as_json, model=model, device=device, sequences=_list(sequences, int), prefill=_list(prefill, int),
         budgets=_list(budgets, float), threads=_list(threads, int), peer=peer, peer_device=peer_device,
         every_split=every_split, ubatch=ubatch, rounds=rounds, minutes=minutes, steps=steps, seed=seed,
-        load_mode=load, out=out,
+        load_mode=load, out=out, commit=commit,
     )  # fmt: skip
 
 
@@ -152,13 +154,14 @@ def prefill_command(
     seed: SeedOption = 1,
     load: LoadOption = "none",
     out: OutOption = None,
+    commit: CommitOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Read prompts with resident experts, against every static split of the same size in the same run."""
     _residency(
         as_json, model=model, device=device, prefill=_list(tokens, int), budgets=_list(budgets, float),
         threads=_list(threads, int), peer=peer, peer_device=peer_device, every_split=every_split, ubatch=ubatch,
-        rounds=rounds, minutes=minutes, seed=seed, load_mode=load, out=out,
+        rounds=rounds, minutes=minutes, seed=seed, load_mode=load, out=out, commit=commit,
     )  # fmt: skip
 
 

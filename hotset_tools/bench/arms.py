@@ -11,10 +11,7 @@ from typing import Any, Literal
 from daemon.hotset.planner import Kind, Plan
 from hotset_tools.bench.shelf import Place, Sizes
 
-WARM = 3
-"""Steps before the clock starts: graphs, pipelines, clocks."""
-
-LEAST_STEPS, MOST_STEPS = 8, 64
+MOST_STEPS = 64
 
 Phase = Literal["decode", "prefill"]
 Origin = Literal["planner", "all partial", "split"]
@@ -28,6 +25,16 @@ class Cell:
     phase: Phase
     n_sequences: int
     n_tokens: int
+
+    @property
+    def warm(self) -> int:
+        """Steps before the clock starts, for graphs, pipelines and clocks; steps of many sequences take long."""
+        return 3 if self.n_sequences <= 4 else 2
+
+    @property
+    def least_steps(self) -> int:
+        """Steps of a round when time is short."""
+        return 8 if self.n_sequences <= 4 else 4
 
     def __str__(self) -> str:
         return f"prefill of {self.n_tokens}" if self.phase == "prefill" else f"decode of {self.n_sequences}"
@@ -57,6 +64,7 @@ class Settings:
     every_split: bool = False
     learn_tokens: int = 8192
     out: Path | None = None
+    commit: str = ""
 
     @property
     def cells(self) -> list[Cell]:

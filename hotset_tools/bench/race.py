@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hotset_tools.bench.arms import LEAST_STEPS, MOST_STEPS, WARM, Arm, Cell, Settings, Timed, keep
+from hotset_tools.bench.arms import MOST_STEPS, Arm, Cell, Settings, Timed, keep
 from hotset_tools.bench.child import WorkerFailed
 from hotset_tools.bench.shelf import Shelf
 from hotset_tools.bench.walks import Walks
@@ -62,8 +62,8 @@ class Race:
             return 1
         if self._settings.steps:
             return self._settings.steps
-        fitting = int(seconds / self._settings.rounds / sum(speeds.values())) - WARM
-        return min(MOST_STEPS, max(LEAST_STEPS, fitting))
+        fitting = int(seconds / self._settings.rounds / sum(speeds.values())) - cell.warm
+        return min(MOST_STEPS, max(cell.least_steps, fitting))
 
     def rounds(self, cell: Cell, arms: Sequence[Arm], n_steps: int, deadline: float) -> dict[Arm, Timed]:
         """Every arm once a round, in another order each time, all on the same tokens.
@@ -84,14 +84,14 @@ class Race:
 
     def steps(self, cell: Cell, n_steps: int, number: int) -> list[list[int]]:
         """The tokens of a round, warming up included."""
-        return self._walks.steps(WARM + n_steps, cell.n_sequences, number)
+        return self._walks.steps(cell.warm + n_steps, cell.n_sequences, number)
 
     def _time(self, cell: Cell, arm: Arm, n_steps: int, number: int) -> dict[str, Any]:
         if cell.phase == "prefill":
             tokens = self._walks.tokens(cell.n_tokens, number)
             return self._shelf.ask(arm.place, "prefill", tokens=tokens, threads=arm.threads)
         steps = self.steps(cell, n_steps, number)
-        return self._shelf.ask(arm.place, "decode", steps=steps, warm=WARM, threads=arm.threads)
+        return self._shelf.ask(arm.place, "decode", steps=steps, warm=cell.warm, threads=arm.threads)
 
 
 def _units(cell: Cell, n_steps: int) -> int:

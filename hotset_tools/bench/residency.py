@@ -18,7 +18,7 @@ from daemon.native import locate
 from daemon.native.gguf_check import check
 from daemon.native.gguf_facts import ModelFacts
 from hotset_tools.bench import hardware, rows
-from hotset_tools.bench.arms import MOST_STEPS, WARM, Arm, Cell, Origin, Settings, Timed, arms, budget_bytes
+from hotset_tools.bench.arms import MOST_STEPS, Arm, Cell, Origin, Settings, Timed, arms, budget_bytes
 from hotset_tools.bench.child import Child
 from hotset_tools.bench.cost import Trace
 from hotset_tools.bench.judge import Judge, measurements
@@ -31,6 +31,7 @@ from hotset_tools.bench.worker import LEARN_PROMPT
 
 _PLANNING, _PLANNING_STEPS = 8000, 32  # number of the walk, and how far, that tells what several sequences share
 _TRACED_ROUNDS = 3
+_MOST_WARM = 4  # at least the warm steps of any cell
 
 
 def run(settings: Settings) -> rows.Report:
@@ -94,7 +95,7 @@ class Bench:
         self._order = [popular(counts) for counts in first + second]
         self._prober = Prober(self._shelf, self._walks, first + second)
         backend = "".join(letter for letter in settings.device.split(":")[0] if letter.isalpha()).lower()
-        self._judge = Judge(sizes, self._order, backend, settings.seed, hardware.commit())
+        self._judge = Judge(sizes, self._order, backend, settings.seed, settings.commit or hardware.commit())
         self._say(f"learned from {len(tokens)} tokens")
 
     def _probe(self, n_sequences: int) -> dict[int, Probed]:
@@ -178,8 +179,8 @@ class Bench:
         if cell.phase == "prefill":
             return None
         n_rounds = min(_TRACED_ROUNDS, *(len(timed.seconds) for timed in times.values()))
-        traces = [self._prober.trace(self._race.steps(cell, n_steps, number))[WARM:] for number in range(n_rounds)]
-        return np.concatenate(traces)
+        traces = [self._prober.trace(self._race.steps(cell, n_steps, number)) for number in range(n_rounds)]
+        return np.concatenate([trace[cell.warm :] for trace in traces])
 
     def _note(self, text: str) -> None:
         self._report.notes.append(text)
@@ -199,7 +200,7 @@ class Bench:
 def _sizes(settings: Settings, facts: ModelFacts) -> Sizes:
     """The cache has room for the longest prompt and for what all sequences decode together."""
     sequences = max((PROBE_WIDTH, *settings.sequences))
-    cells = max(((max(MOST_STEPS, settings.steps) + WARM) * sequences, LEARN_PROMPT, *settings.prefill))
+    cells = max(((max(MOST_STEPS, settings.steps) + _MOST_WARM) * sequences, LEARN_PROMPT, *settings.prefill))
     return Sizes.of(
         facts,
         path=str(settings.model),
