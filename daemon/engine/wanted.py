@@ -89,7 +89,7 @@ def _in_memory(spec: Load, facts: ModelFacts, devices: Sequence[Device]) -> list
     """Sets of experts that the config leaves in memory, in layers that belong to a device."""
     free = [device.memory_free for device in devices]
     layers = []
-    for one in _sets(facts):
+    for one in expert_sets(facts):
         layer = one.key[0]
         place = whole_layers.device_of_layer(layer, facts.n_layer, spec.gpu_layers, free)
         if place is not None and not 0 <= spec.cpu_moe_layers <= layer:
@@ -104,14 +104,14 @@ def read_hot_set(path: Path, budgets: Mapping[str, Budget], file: GgufFile) -> H
         HotSetUnusable: lists everything that is wrong.
     """
     hot_set = hot_sets.read(path)
-    n_experts = {one.key: one.n_expert for one in _sets(file.facts)}
+    n_experts = {one.key: one.n_expert for one in expert_sets(file.facts)}
     faults = hot_sets.faults(hot_set, file.fingerprint, n_experts)
     if faults := faults + placement.unknown_sizes(hot_set, budgets):
         raise HotSetUnusable(path.name, faults)
     return hot_set
 
 
-def _sets(facts: ModelFacts) -> list[ExpertLayer]:
+def expert_sets(facts: ModelFacts) -> list[ExpertLayer]:
     """Sets of routed experts by the names of their tensors; a second one ("chexps") is computed after the first."""
     found: list[ExpertLayer] = []
     for layer in facts.layers:

@@ -239,7 +239,8 @@ def _kind(names: list[str]) -> str:
 
 
 def _holds_experts(tensor: TensorEntry, name: str) -> bool:
-    return _EXPERTS.fullmatch(name) is not None and len(tensor.dims) == (3 if name.endswith(".weight") else 2)
+    n_dims = {"weight": 3, "bias": 2}.get(name.rpartition(".")[2], 1)  # a scale is one number an expert
+    return _EXPERTS.fullmatch(name) is not None and len(tensor.dims) == n_dims
 
 
 def _expert_tensor(tensor: TensorEntry) -> ExpertTensor:

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from daemon.engine.wanted import expert_sets
+from daemon.native.gguf_check import check
 from daemon.native.hotset import Layer, Mode, Reason, Residency, State
 from daemon.verify.compare import distance, flipped
 from daemon.verify.tolerance import FLIPS, KL_FLOAT, KL_QUANTISED
@@ -125,6 +127,7 @@ def test_slots_agree_with_stock(name: str, path: Path, rpc_device: str) -> None:
         with Residency(bench.context.pointer) as hs:
             place = Placement(hs)
             assert {layer.reason for layer in place.layers} == {Reason.MANAGED}
+            check_described(path, place.layers)
             same(walk(bench), stock)
             place.slots(0.5)
             same(walk(bench), stock)
@@ -136,6 +139,14 @@ def test_slots_agree_with_stock(name: str, path: Path, rpc_device: str) -> None:
             changing = walk(bench, place.change)
         same(walk(bench), stock)
     watched_walks_agree(name, path, rpc_device, stock, half, changing)
+
+
+def check_described(path: Path, layers: list[Layer]) -> None:
+    """A hot set is checked against the file before the model is loaded: it has to tell the same sets of experts."""
+    told = expert_sets(check(path).facts)
+    assert [(one.key[0], one.n_expert, one.expert_bytes) for one in told] == [
+        (layer.il, layer.n_expert, layer.expert_bytes) for layer in layers
+    ]
 
 
 def watched_walks_agree(name: str, path: Path, device: str, stock: Logits, half: Logits, changing: Logits) -> None:
