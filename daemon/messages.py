@@ -235,6 +235,10 @@ class ExpertDevice(Message):
     misses: int
 
 
+SelfTestState = Literal["none", "waiting", "passed", "failed", "skipped"]
+"""Of the comparison with and without experts in VRAM: none is due, it waits for an idle engine, how it ended."""
+
+
 class Residency(Message):
     """What keeping experts in VRAM does now, and why; `filled` is the part of the planned experts that is there."""
 
@@ -245,6 +249,8 @@ class Residency(Message):
     layers: list[ExpertLayer] = []
     uploaded_bytes: int = 0
     published: int = 0
+    selftest: SelfTestState = "none"
+    selftest_detail: str = ""
 
 
 class Snapshot(Message):

@@ -8,13 +8,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from daemon.config import Config
-from daemon.messages import Done, ExpertDevice, ModelInfo, Residency, Snapshot
+from daemon.messages import Done, ExpertDevice, ModelInfo, Residency, SelfTestState, Snapshot
 
 # A gauge beside every counter, for a format that is not served here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -165,6 +166,10 @@ def _experts(residency: Residency) -> Iterator[Metric]:
         for device in residency.devices:
             family.add_metric([device.device], value(device))
         yield family
+    selftest = GaugeMetricFamily("hotset_expert_selftest", "1 for how the self-test stands.", labels=["result"])
+    for result in get_args(SelfTestState):
+        selftest.add_metric([result], result == residency.selftest)
+    yield selftest
     uploads = "hotset_expert_upload_bytes"
     yield CounterMetricFamily(uploads, "Experts copied to VRAM.", value=residency.uploaded_bytes)
 

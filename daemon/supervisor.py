@@ -319,8 +319,11 @@ class Supervisor:
 
     def _on_residency(self, residency: Residency) -> None:
         """Said aloud whenever its reason is another one."""
+        failed = residency.selftest == "failed"
         if residency.reason != self.residency.reason:
-            log.info("experts in VRAM are %s", residency.reason)
+            log.log(logging.ERROR if failed else logging.INFO, "experts in VRAM are %s", residency.reason)
+        if residency.selftest != self.residency.selftest and residency.selftest in ("passed", "skipped"):
+            log.info("self-test of experts in VRAM %s: %s", residency.selftest, residency.selftest_detail)
         self.residency = residency
 
     def _change(self, state: State, reason: str) -> None:

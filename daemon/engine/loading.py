@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,15 +13,18 @@ from types import TracebackType
 import psutil
 
 from daemon.engine import memory, placing, sizes, wanted
+from daemon.engine.proofs import Key, Proofs
 from daemon.engine.residency import Experts
+from daemon.engine.selftest import N_CELLS, SelfTest
 from daemon.engine.wanted import Off, Wanted
 from daemon.errors import ModelUnusable
 from daemon.messages import Device, Load, ModelInfo
-from daemon.native import abi, devices, gguf_check, library
+from daemon.native import abi, devices, drivers, gguf_check, library, locate
 from daemon.native.context import Context
 from daemon.native.gguf_check import GgufFile
 from daemon.native.model import Model
 from daemon.native.vocab import Vocab
+from daemon.verify.text import TEXT
 
 _CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
                 "q4_1": 20 / 32, "q4_0": 18 / 32}  # fmt: skip
@@ -57,6 +62,7 @@ class Loaded:
             if isinstance(self.experts, Experts):
                 stack.enter_context(self.experts)
             self.info = self._describe(spec, file, n_ctx, lack)
+            self._spec = spec
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Loaded:
@@ -64,6 +70,32 @@ class Loaded:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
+
+    def selftest(self, proofs: Proofs | None = None) -> SelfTest | None:
+        """The comparison to make once the engine is idle; None where no expert is in a slot, or there are no cells.
+
+        `proofs` replaces those of the cache.
+        """
+        experts = self.experts
+        if not isinstance(experts, Experts) or not experts.plan.n_experts or self.info.n_ctx < N_CELLS:
+            return None
+        tokens = self.vocab.tokenize(TEXT, add_special=False, parse_special=False)
+        bos = self.vocab.bos if self.vocab.add_bos else None
+        proofs = proofs or Proofs(locate.cache_root() / "selftests")
+        return SelfTest(self.context, experts, tokens, proofs, self._tested(experts), bos)
+
+    def _tested(self, experts: Experts) -> Key:
+        """What the self-test depends on."""
+        settings = self._spec.model_dump(exclude={"kind", "model", "name", "residency"})
+        settings |= {"experts": {index: list(ids) for index, ids in experts.plan.experts.items()}}
+        build = Path(os.environ[locate.OVERRIDE])
+        return Key(
+            build=f"{self.info.build}, {build.name}, {(build / 'libllama.so').stat().st_mtime_ns}",
+            driver=drivers.identity(),
+            device=", ".join(f"{device.name} {device.description}" for device in self.info.devices),
+            model=self.info.fingerprint,
+            settings=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        )
 
     def _place(self, wish: Wanted | Off, whole: list[int]) -> Experts | Off:
         """Right after the context: some drivers do not survive new buffers after long use."""

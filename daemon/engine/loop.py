@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from daemon.engine import sampling
 from daemon.engine.logprobs import token_logprob
-from daemon.engine.ports import DECODED, NO_CELLS, ContextPort, PipePort, ResidencyPort, VocabPort
+from daemon.engine.ports import DECODED, NO_CELLS, ContextPort, IdlePort, PipePort, ResidencyPort, VocabPort
 from daemon.engine.roster import Limits, Roster
 from daemon.engine.scheduler import n_to_send_back, plan_step
 from daemon.engine.sequence import Sequence
@@ -45,6 +45,7 @@ class Loop:
     """Runs until `Shutdown`, or until the service closes its end of the pipe.
 
     `suppressed` are tokens that may never be chosen, `eog` those that end an answer unless a request ignores them.
+    `idle` is done while there is no request.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Loop:
         limits: Limits,
         *,
         residency: ResidencyPort | None = None,
+        idle: IdlePort | None = None,
         suppressed: tuple[int, ...] = (),
         eog: tuple[int, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._context, self._vocab, self._pipe, self._limits = context, vocab, pipe, limits
         self._residency, self._told = residency, Residency()
+        self._idle = idle
         self._suppressed, self._eog, self._clock = suppressed, eog, clock
         self._roster = Roster(context, limits)
         self._events: list[Event] = []
@@ -80,18 +83,29 @@ class Loop:
 
     def turn(self) -> None:
         """Take commands (waiting for one when there is no work), compute one step, send what it gave."""
-        bodies = self._pipe.receive(0 if self._roster.busy else IDLE_SECONDS)
+        at_once = self._roster.busy or (self._idle is not None and self._idle.pending)
+        bodies = self._pipe.receive(0 if at_once else IDLE_SECONDS)
         started = self._clock()
         self._decode_seconds = self._sample_seconds = 0.0
         self._n_sampled = 0
         for body in bodies:
             self._obey(body)
+        self._use_idle_time(bodies)
         self._start_waiting()
         self._was_busy = self._was_busy or self._roster.busy
         stepped = self._step()
         self._send()
         if stepped:
             self._times.add(self._clock() - started, self._decode_seconds, self._sample_seconds, self._n_sampled)
+
+    def _use_idle_time(self, bodies: list[bytes]) -> None:
+        """A step of idle work if nobody wants anything; its end if a request does."""
+        if self._idle is None:
+            return
+        if self._roster.busy or self._stopping:
+            self._idle.interrupt()
+        elif self._idle.pending and not bodies:
+            self._idle.step()
 
     # -- commands
 
@@ -281,7 +295,7 @@ class Loop:
     def snapshot(self) -> Snapshot:
         """The state of this moment; when nothing runs, the cells are recounted first."""
         roster = self._roster
-        if not roster.running:
+        if not roster.running and not (self._idle is not None and self._idle.underway):
             roster.recount()
         return Snapshot(
             waiting=len(roster.waiting),

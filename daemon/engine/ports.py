@@ -68,6 +68,24 @@ class ResidencyPort(Protocol):
         """The state of this moment."""
 
 
+class IdlePort(Protocol):
+    """Work for an engine that has none, in steps."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is a step to do."""
+
+    @property
+    def underway(self) -> bool:
+        """Whether it has begun and holds cells of a sequence."""
+
+    def step(self) -> None:
+        """Do one."""
+
+    def interrupt(self) -> None:
+        """A request came: give everything back."""
+
+
 class PipePort(Protocol):
     """The engine's end of the socket."""
 

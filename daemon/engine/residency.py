@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal
 
+from daemon.engine.counts import Counts
 from daemon.hotset.budget import MIB
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
-from daemon.messages import ExpertDevice
+from daemon.messages import ExpertDevice, SelfTestState
 from daemon.messages import ExpertLayer as LayerState
 from daemon.messages import Residency as Report
 from daemon.native.hotset import Layer, Mode, Reason, Residency, ResidencyError, State
@@ -33,7 +34,7 @@ WHY_NOT = {
 class Experts:
     """Slots of one context, filled in the background; a context manager that must end before the context.
 
-    The constructor, `start`, `switch_off` and `close` belong to the engine thread; `status` may be asked by any.
+    `status` may be asked by any thread; all else belongs to that of the engine. `counts` are what requests selected.
     """
 
     def __init__(
@@ -52,6 +53,13 @@ class Experts:
         self._thread = threading.Thread(target=self._fill, name="experts", daemon=True)
         self._fault = ""
         self._off = ""
+        self.counts = Counts(residency)
+        self._selftest: tuple[SelfTestState, str] = ("none", "")
+
+    @property
+    def filled(self) -> bool:
+        """Whether the upload has begun and is over."""
+        return self._thread.ident is not None and not self._thread.is_alive()
 
     def start(self) -> None:
         """Begin to upload while decoding goes on; a layer's experts are used once all of them are there."""
@@ -61,11 +69,27 @@ class Experts:
             self._fault = "no thread can be started"
 
     def switch_off(self, reason: str) -> None:
-        """Compute as upstream does from now on, for this reason, and upload no more. Engine thread only."""
+        """Compute as upstream does from now on, for this reason, and upload no more."""
         self._stop.set()
-        self._synchronize()
-        self.residency.set_state(State.OFF)
+        self.compute_as(State.OFF)
         self._off = reason
+
+    def compute_as(self, state: State) -> None:
+        """Switch residency for the next steps; slots keep their experts."""
+        self._synchronize()
+        self.residency.set_state(state)
+
+    def stop_counting(self) -> None:
+        """What is selected from now on is not of requests."""
+        self.counts.stop()
+
+    def count_again(self) -> None:
+        """Selections are of requests again."""
+        self.counts.resume()
+
+    def tell(self, state: SelfTestState, detail: str = "") -> None:
+        """What status says of the self-test."""
+        self._selftest = (state, detail)
 
     def close(self) -> None:
         """End the upload and free the slots."""
@@ -97,8 +121,9 @@ class Experts:
 
     def status(self) -> Report:
         """Counted anew from the library."""
-        found = self.residency.layers()
+        found = self.counts.layers()
         layers = [self._layer(layer) for layer in found]
+        selftest, detail = self._selftest
         statistics = self.residency.statistics()
         n_resident, n_planned = sum(layer.resident for layer in layers if layer.slots), self.plan.n_experts
         state: Literal["off", "filling", "on"] = (
@@ -112,6 +137,8 @@ class Experts:
             layers=layers,
             uploaded_bytes=statistics.staged_bytes,
             published=statistics.published,
+            selftest=selftest,
+            selftest_detail=detail,
         )
 
     def _reason(self, state: str, layers: Sequence[LayerState]) -> str:

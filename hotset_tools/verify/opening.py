@@ -22,8 +22,8 @@ from daemon.native.gguf_check import GgufFile
 from daemon.native.model import Model
 from daemon.native.vocab import Vocab
 from daemon.verify.script import N_SEQUENCES, Step, long_script
+from daemon.verify.text import TEXT
 from hotset_tools.stand_in import rpc_server
-from hotset_tools.verify.text import TEXT
 
 RESERVE = 1 << 30
 """Bytes for the KV cache, compute buffers and everything else."""
@@ -50,13 +50,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Target:
-    """A model on a device: `device` is what llama.cpp says of it, None where it says nothing of that name."""
+    """A model, and the devices as llama.cpp describes them before anything is loaded."""
 
     request: Request
     file: GgufFile
     text: str
     spec: Load
-    device: Device | None
+    devices: tuple[Device, ...]
     stand_in: bool
     threads: int
 
@@ -76,7 +76,7 @@ def opened(request: Request, note: Callable[[str], None]) -> Iterator[Target]:
     threads = sizes.threads(request.threads, psutil.cpu_count(logical=False), len(os.sched_getaffinity(0)))
     library.capture_log()
     devices.load_backends("auto")
-    name = request.device or _first_card()
+    name = _first_card() if request.device in (None, "auto") else request.device
     if name in (None, "cpu"):
         _check_memory(file, copies=2)
         note("the device is a CPU behind llama.cpp's RPC backend" + ("" if name else ", as there is no card"))
@@ -109,24 +109,22 @@ def context_of(model: Model, target: Target) -> Context:
 
 
 def without_room(target: Target) -> str | None:
-    """Why the whole model cannot lie on the device; None when it can be tried."""
-    if target.stand_in or target.device is None or not target.device.memory_total:
+    """Why the whole model cannot lie on the devices; None when it can be tried."""
+    needed, free = target.file.facts.size + RESERVE, sum(device.memory_free for device in target.devices)
+    unknown = any(not device.memory_total for device in target.devices)
+    if target.stand_in or unknown or needed <= free:
         return None
-    needed = target.file.facts.size + RESERVE
-    if needed <= target.device.memory_free:
-        return None
-    return f"the model needs {_gib(needed)} on the device, which has {_gib(target.device.memory_free)} free"
+    return f"the model needs {_gib(needed)} on the device, which has {_gib(free)} free"
 
 
 def _target(request: Request, file: GgufFile, text: str, name: str, stand_in: bool, threads: int) -> Target:
     spec = _load_spec(file.path, name, threads)
     devices.load_backends(name)
     try:
-        devices.choose(name)
+        chosen = devices.choose(name)
     except HotsetError as error:
         raise CannotVerify(error.message.replace("engine.device", "--device")) from None
-    known = {device.name: device for device in devices.list_devices()}
-    return Target(request, file, text, spec, known.get(name.split(",")[0]), stand_in, threads)
+    return Target(request, file, text, spec, tuple(map(devices.describe, chosen)), stand_in, threads)
 
 
 def _load_spec(path: Path, device: str, threads: int) -> Load:

@@ -23,7 +23,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "fingerprint": target.file.fingerprint,
         "expert_types": sorted(standard.types),
         "device": target.spec.device,
-        "device_description": target.device.description if target.device else None,
+        "device_description": _description(outcome),
         "stand_in": target.stand_in,
         "rounds_alike": standard.rounds_alike,
         "kl_stock": standard.kl_stock,
@@ -74,10 +74,10 @@ def _rows(case: Case, steps: Sequence[Step]) -> Iterator[dict[str, Any]]:
 def _lines(outcome: Outcome) -> Iterator[str]:
     target, comparison = outcome.target, outcome.comparison
     standard = comparison.standard
-    description = f" ({target.device.description})" if target.device else ""
     types = ", ".join(sorted(standard.types))
     yield f"model {target.file.path.name}, {target.file.facts.architecture}, experts {types}"
-    yield f"device {target.spec.device}{description}, {target.threads} threads, layers managed: {outcome.n_managed}"
+    yield f"device {target.spec.device} ({_description(outcome)}), {target.threads} threads"
+    yield f"layers managed: {outcome.n_managed}"
     if outcome.unmanaged:
         yield f"not managed: {outcome.unmanaged}"
     yield _stock_line(outcome)
@@ -92,6 +92,10 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     for case in comparison.cases:
         yield from (f"WRONG {case.name}: {problem}" for problem in case.problems)
     yield "within tolerance" if outcome.ok else "NOT within tolerance"
+
+
+def _description(outcome: Outcome) -> str:
+    return ", ".join(device.description for device in outcome.target.devices)
 
 
 def _stock_line(outcome: Outcome) -> str:

@@ -184,11 +184,13 @@ def test_a_device_without_room_for_the_model_leaves_stocks_difference_out() -> N
         file=type("File", (), {"facts": facts}),  # type: ignore[arg-type]
         text="",
         spec=None,  # type: ignore[arg-type]
-        device=opening.Device(name="V", description="", kind="gpu", memory_free=1 << 30, memory_total=1 << 32),
+        devices=(opening.Device(name="V", description="", kind="gpu", memory_free=1 << 30, memory_total=1 << 32),),
         stand_in=False,
         threads=1,
     )
     assert "4.0 GiB on the device, which has 1.0 GiB free" in (opening.without_room(target) or "")
+    assert opening.without_room(replace(target, stand_in=True)) is None
+    assert opening.without_room(replace(target, devices=target.devices * 4)) is None
 
 
 def test_the_reasons_of_layers_are_told_in_runs() -> None:

@@ -1,4 +1,4 @@
-"""The prompts of `hotset verify`: plain text of several kinds, so that a trained model meets what it knows."""
+"""The prompts, if no others are given: text of several kinds, so that a trained model meets what it knows."""
 
 from __future__ import annotations
 
