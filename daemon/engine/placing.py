@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from daemon.engine.residency import WHY_NOT, Experts
-from daemon.engine.wanted import Off, Wanted
+from daemon.engine.wanted import Off, Wanted, to_spare
 from daemon.hotset import placement
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
 from daemon.messages import Device
@@ -46,7 +46,7 @@ def _place(
     names = [device.name for device in devices]
     found = residency.layers()
     layers = _placeable(found, wanted, names, whole)
-    free = {device.name: device.memory_free for device in devices if device.memory_total}
+    free = {device.name: to_spare(device) for device in devices if device.memory_total}
     plan = _allocate(
         residency, layers, free, lambda limits: placement.plan(wanted.hot_set, layers, wanted.budgets, limits)
     )

@@ -15,6 +15,15 @@ from daemon.messages import Device, Load, Residency
 from daemon.native.gguf_check import GgufFile, LayerFacts, ModelFacts
 
 
+_KEPT = 20
+"""One part in so many of a device's memory stays free: drivers need some, and others share the card."""
+
+
+def to_spare(device: Device) -> int:
+    """Bytes that may be taken of what is free on a device."""
+    return device.memory_free - device.memory_total // _KEPT
+
+
 @dataclass(frozen=True)
 class Off:
     """No expert is kept in VRAM; `reason` is the whole sentence. `fault`: something that was asked for is not done."""
@@ -50,7 +59,7 @@ class Wanted:
             budget = of_device(self.budgets, device.name)
             own = [layer for layer in self.layers if layer.device == device.name]
             asked = placement.asked_bytes(self.hot_set, budget, own) if budget else 0
-            room[device.name] = min(asked, device.memory_free - other_bytes // len(self.devices))
+            room[device.name] = min(asked, to_spare(device) - other_bytes // len(self.devices))
         return whole_layers.choose(self.layers, shortage, room)
 
 

@@ -92,7 +92,7 @@ def plan(
     """Slots and experts for every layer that can have them.
 
     Every layer of a device gets the same share of its ranking, so a budget that is too small for a selection takes the
-    most used experts of each layer. `free` is what a device has left at most, in bytes; devices without an entry are
+    most used experts of each layer. `free` is what a device has to spare, in bytes; devices without an entry are
     not limited. Layers that lie wholly on the device count against its budget.
     """
     by_device: defaultdict[str, list[ExpertLayer]] = defaultdict(list)
@@ -119,7 +119,7 @@ def _on_device(
     limit = max(asked - wholly, 0)
     why = ""
     if free is not None and free < limit:
-        limit, why = free, f"{device} has {free / MIB:.0f} MiB free"
+        limit, why = max(free, 0), f"{device} has {max(free, 0) / MIB:.0f} MiB to spare"
     open_layers = [layer for layer in layers if not layer.wholly]
     wanted = _wanted(hot_set, budget, open_layers)
     chosen = _within(wanted, open_layers, limit)

@@ -210,7 +210,7 @@ def test_mib_are_shared_by_the_layers_and_the_zero_slot_counts() -> None:
 def test_what_is_free_and_what_is_listed_limit_the_rest_and_it_is_said() -> None:
     hot, layers = HotSet.model_validate(document()), layers_of("AA")
     (short,) = made(hot, layers, "half", A=6 * MIB).devices
-    assert (short.effective_bytes, short.why) == (6 * MIB, "A has 6 MiB free")
+    assert (short.effective_bytes, short.why) == (6 * MIB, "A has 6 MiB to spare")
     few = HotSet.model_validate(document(sizes=document()["sizes"][:1]))
     for vram in ("75%", 100):
         (account,) = made(few, layers, vram).devices
