@@ -14,7 +14,6 @@ from daemon.hotset.placement import ExpertLayer
 from daemon.messages import Device, Load, Residency
 from daemon.native.gguf_check import GgufFile, LayerFacts, ModelFacts
 
-
 _KEPT = 20
 """One part in so many of a device's memory stays free: drivers need some, and others share the card."""
 
