@@ -61,6 +61,11 @@ class Experts:
         """Whether the upload has begun and is over."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
+    @property
+    def complete(self) -> bool:
+        """Whether the upload brought every planned expert."""
+        return self.filled and not self._fault and not self._stop.is_set()
+
     def start(self) -> None:
         """Begin to upload while decoding goes on; a layer's experts are used once all of them are there."""
         try:

@@ -62,6 +62,8 @@ def verify(request: Request, note: Callable[[str], None]) -> Outcome:
                     rounds_alike=target.stand_in,
                     seed=request.seed,
                 )
+        if not any(case.resident for case in comparison.cases):
+            raise CannotVerify(f"nothing could be made resident: {comparison.skipped[0].reason}")
         build = abi.bind(library.handle()).build_info
         return Outcome(target, build, len(taken), unmanaged, no_stock, comparison)
 

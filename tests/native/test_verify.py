@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,21 @@ def test_a_device_without_room_for_the_model_leaves_stocks_difference_out() -> N
     assert "4.0 GiB on the device, which has 1.0 GiB free" in (opening.without_room(target) or "")
     assert opening.without_room(replace(target, stand_in=True)) is None
     assert opening.without_room(replace(target, devices=target.devices * 4)) is None
+
+
+def test_a_small_device_is_given_what_it_holds(mini: Path, rpc_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_bench(rpc_device, mini) as bench, Residency(bench.context.pointer) as hs:
+        all_bytes = sum(layer.n_expert * layer.expert_bytes for layer in hs.layers())
+    monkeypatch.setattr(run, "Residency", partial(Residency, max_bytes=all_bytes * 4 // 10))
+    found = verified(mini, rpc_device)
+    assert found["ok"], found["problems"]
+    assert {case["resident"] for case in found["cases"] if case["name"] == "half"} == {0.25}
+    assert [skipped["name"] for skipped in found["skipped"]] == ["full"]
+    monkeypatch.setattr(run, "Residency", partial(Residency, max_bytes=all_bytes // 100))
+    with pytest.raises(
+        opening.CannotVerify, match=r"nothing could be made resident: the device has no room for 12\.5%"
+    ):
+        verified(mini, rpc_device)
 
 
 def test_the_reasons_of_layers_are_told_in_runs() -> None:

@@ -26,10 +26,10 @@ LIMITS = Limits(n_ubatch=64, max_sequences=4, kv_cells=256, n_ctx=256)
 
 
 class Experts:
-    """Remembers every call; `fails` makes switching impossible."""
+    """Remembers every call."""
 
     def __init__(self) -> None:
-        self.filled = True
+        self.filled = self.complete = True
         self.state = State.ON
         self.counting = True
         self.off = ""
@@ -118,6 +118,14 @@ def test_the_same_numbers_pass_and_are_remembered(bench: Bench) -> None:
     assert (bench.experts.state, bench.experts.off, bench.experts.counting) == (State.ON, "", True)
     assert bench.context.cells == {}
     assert bench.proofs.find(KEY) is not None
+
+
+def test_a_test_of_fewer_experts_than_planned_is_not_remembered(bench: Bench) -> None:
+    bench.experts.complete = False
+    bench.turn_until_over()
+    assert bench.told[0] == "passed"
+    assert bench.told[1].endswith("it cannot be remembered: experts are missing")
+    assert bench.proofs.find(KEY) is None
 
 
 def test_other_numbers_switch_residency_off(tmp_path: Path) -> None:
