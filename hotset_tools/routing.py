@@ -69,9 +69,9 @@ def make_routing(kind: str, n_ids: int, seed: int) -> Routing:
     """
     match kind:
         case "local":
-            return Routing("local", n_ids, seed, common=0.10, latent=0.68)
+            return Routing("local", n_ids, seed, common=0.09, latent=0.66)
         case "topics":
-            return Routing("topics", n_ids, seed, common=0.03, topic=0.15, latent=0.59, n_topics=6)
+            return Routing("topics", n_ids, seed, common=0.03, topic=0.14, latent=0.58, n_topics=6)
         case "uniform":
             return Routing("uniform", n_ids, seed)
         case _:

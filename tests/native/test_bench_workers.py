@@ -94,7 +94,7 @@ def test_counted_hits_are_those_that_the_trace_foretells(settings: Settings, mon
 def test_a_model_is_described(model: Path, device: str) -> None:
     found = json.loads(json.dumps(check_model.run(model, device=device, n_tokens=96, n_learn=256, seed=1).as_json()))
     assert (found["routing"], found["layers"], found["tokens"]) == ("local", 3, 96)
-    assert found["measured"].keys() == found["published"].keys() == found["difference"].keys()
+    assert found["measured"].keys() > found["published"].keys() == found["difference"].keys()
     measured = found["measured"]
     assert 4 / 32 < measured["repeat next"] < measured["repeat within 8"] < 1
     assert measured["static 25%"] < measured["static 50%"] < measured["static 75%"]
