@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from daemon.errors import HotsetError
 from daemon.hotset.planner import Kind, Plan
 from hotset_tools.bench.shelf import Place, Sizes
 
@@ -45,6 +46,9 @@ class Settings:
     """What to measure. `budgets` are shares of all expert bytes; `prefill` are prompt lengths in tokens.
 
     `steps` of a round are 0 where `minutes` should decide.
+
+    Raises:
+        HotsetError: lists everything that cannot be.
     """
 
     model: Path
@@ -65,6 +69,21 @@ class Settings:
     learn_tokens: int = 8192
     out: Path | None = None
     commit: str = ""
+
+    def __post_init__(self) -> None:
+        faults = [
+            ("budgets", "are shares from 0 to 1", all(0 < budget <= 1 for budget in self.budgets)),
+            ("sequences", "are 1 to 64", all(1 <= n <= 64 for n in self.sequences)),
+            ("prompts", "are 33 to 65,536 tokens", all(33 <= n <= 65_536 for n in self.prefill)),
+            ("threads", "are 1 to 1,024", bool(self.threads) and all(1 <= n <= 1024 for n in self.threads)),
+            ("load", "is none, mmap or auto", self.load_mode in ("none", "mmap", "auto")),
+            ("sequences or prompts", "are missing", bool(self.sequences or self.prefill)),
+            ("budgets", "are missing", bool(self.budgets)),
+            ("out", "names no file in a directory", self.out is None or self.out.absolute().parent.is_dir()),
+            ("peer", "has no libllama.so", self.peer is None or (self.peer / "libllama.so").is_file()),
+        ]
+        if wrong := [f"{name} {rule}" for name, rule, holds in faults if not holds]:
+            raise HotsetError("; ".join(wrong))
 
     @property
     def cells(self) -> list[Cell]:

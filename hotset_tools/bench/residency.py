@@ -41,19 +41,23 @@ def run(settings: Settings) -> rows.Report:
         HotsetError: the model has no experts, the device is missing, or a worker ended.
     """
     facts = check(settings.model).facts
-    if not facts.layers or not all(layer.experts for layer in facts.layers):
-        raise HotsetError(f"{settings.model.name} has layers without experts; these benchmarks need them in all layers")
+    sizes = _sizes(settings, facts)
     with ExitStack() as stack:
         libraries = {"ours": locate.require_build().directory} | ({"peer": settings.peer} if settings.peer else {})
         children = {name: stack.enter_context(Child(name, path)) for name, path in libraries.items()}
-        return Bench(settings, facts, children, libraries).run()
+        return Bench(settings, facts, sizes, children, libraries).run()
 
 
 class Bench:
     """One run; `children` are workers by library."""
 
     def __init__(
-        self, settings: Settings, facts: ModelFacts, children: dict[str, Child], libraries: dict[str, Path]
+        self,
+        settings: Settings,
+        facts: ModelFacts,
+        sizes: Sizes,
+        children: dict[str, Child],
+        libraries: dict[str, Path],
     ) -> None:
         self._settings = settings
         self._began = time.monotonic()
@@ -61,7 +65,7 @@ class Bench:
         devices = {"ours": settings.device, "peer": settings.peer_device or settings.device}
         said = {name: child.ask("hello", device=devices[name]) for name, child in children.items()}
         self._walks = Walks(settings.model, facts.n_vocab, settings.seed)
-        self._shelf = Shelf(children, devices, _sizes(settings, facts))
+        self._shelf = Shelf(children, devices, sizes)
         self._race = Race(self._shelf, self._walks, settings, self._say, self._note)
         head = _head(settings, facts, libraries, said["ours"]["devices"], self._walks.kind)
         self._report = rows.Report(head=head, prices=[], rows=[], measurements=[], notes=[])

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from daemon.errors import HotsetError
 from daemon.native.gguf_facts import ModelFacts
 from hotset_tools.bench.child import Child
 
@@ -55,8 +56,14 @@ class Sizes:
 
     @classmethod
     def of(cls, facts: ModelFacts, **settings: Any) -> Sizes:
-        """The sizes of a checked model, over its layers that have experts."""
-        layers = [layer for layer in facts.layers if layer.experts]
+        """The sizes of a checked model.
+
+        Raises:
+            HotsetError: it has layers without experts, which static splits count too.
+        """
+        layers = facts.layers
+        if not layers or not all(layer.experts for layer in layers):
+            raise HotsetError("the model has layers without experts; these benchmarks need experts in every layer")
         return cls(
             layer_bytes=tuple(layer.expert_bytes for layer in layers),
             expert_bytes=tuple(layer.bytes_per_expert for layer in layers),

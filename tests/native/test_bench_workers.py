@@ -105,6 +105,8 @@ def test_a_model_without_experts_is_refused(settings: Settings, tmp_path: Path) 
     dense = minigguf.write_dense(tmp_path / "dense.gguf")
     with pytest.raises(HotsetError, match="without experts"):
         residency.run(replace(settings, model=dense))
+    with pytest.raises(HotsetError, match="without experts"):
+        check_model.run(dense, device=settings.device, n_tokens=64, n_learn=64, seed=1)
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path: Path) -> None:

@@ -105,8 +105,9 @@ class TestArms:
         assert next(iter(fitting_splits(1.0, SIZES))) == 0
         assert budget_bytes(0.5, SIZES) == 16 * EXPERT
 
-    def test_every_library_and_thread_count_competes(self) -> None:
-        settings = Settings(Path("m"), "d", peer=Path("p"), threads=(8, 16), every_split=True)
+    def test_every_library_and_thread_count_competes(self, tmp_path: Path) -> None:
+        (tmp_path / "libllama.so").touch()
+        settings = replace(SETTINGS, peer=tmp_path, every_split=True)
         found = list(arms(0.5, {"planner": RESIDENT, "all partial": RESIDENT}, SIZES, settings))
         assert len(found) == 2 * (2 + 3 + 3)
         assert {(arm.role, arm.place.n_cpu) for arm in found if arm.role != "ours"} == {
@@ -305,6 +306,25 @@ def test_a_worker_answers_line_by_line(tmp_path: Path) -> None:
         worker.serve(iter(['{"do": "add", "a": 1, "b": 2}\n']), replies, SimpleNamespace(add=lambda a, b: {"c": a + b}))  # type: ignore[arg-type]
         replies.seek(0)
         assert json.loads(replies.read()) == {"c": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"budgets": (25.0,)}, "budgets are shares from 0 to 1"),
+        ({"budgets": ()}, "budgets are missing"),
+        ({"sequences": (0,)}, "sequences are 1 to 64"),
+        ({"prefill": (8,)}, "prompts are 33"),
+        ({"sequences": (), "prefill": ()}, "sequences or prompts are missing"),
+        ({"threads": ()}, "threads are 1"),
+        ({"load_mode": "fast"}, "load is none, mmap or auto"),
+        ({"peer": Path("nowhere")}, "peer has no libllama.so"),
+        ({"out": Path("nowhere/out.json"), "budgets": ()}, "budgets are missing; out names no file in a directory"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_at_once(change: dict[str, Any], fault: str) -> None:
+    with pytest.raises(HotsetError, match=fault):
+        replace(SETTINGS, **change)
 
 
 def test_cells() -> None:
