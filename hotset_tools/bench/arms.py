@@ -45,7 +45,8 @@ class Cell:
 class Settings:
     """What to measure. `budgets` are shares of all expert bytes; `prefill` are prompt lengths in tokens.
 
-    `steps` of a round are 0 where `minutes` should decide.
+    `steps` of a round are 0 where `minutes` should decide. Of the static splits that fit a budget the one with most
+    layers on the device competes, and every `split_step`-th of the others, 0: none.
 
     Raises:
         HotsetError: lists everything that cannot be.
@@ -65,7 +66,7 @@ class Settings:
     steps: int = 0
     seed: int = 1
     load_mode: str = "none"
-    every_split: bool = False
+    split_step: int = 0
     learn_tokens: int = 8192
     out: Path | None = None
     commit: str = ""
@@ -147,7 +148,7 @@ def arms(budget: float, plans: Mapping[Origin, Plan], sizes: Sizes, settings: Se
             resident = plan.kind is Kind.RESIDENCY
             place = Place("ours", len(plan.slots), plan.slots) if resident else Place("ours", plan.n_cold)
             yield Arm("ours", place, threads, origin)
-        for n_cpu in splits if settings.every_split else splits[:1]:
+        for n_cpu in splits[:: settings.split_step or len(splits)]:
             yield Arm("same", Place("ours", n_cpu), threads)
             if settings.peer is not None:
                 yield Arm("stock", Place("peer", n_cpu), threads)

@@ -243,7 +243,7 @@ def _head(
             "seed": settings.seed,
             "load": settings.load_mode,
             "learn_tokens": settings.learn_tokens,
-            "every_split": settings.every_split,
+            "split_step": settings.split_step,
             "cache": "empty before every measurement",
             "budget": "share of all expert bytes, slots of zeros counted",
         },

@@ -25,7 +25,7 @@ MinutesOption = Annotated[float, typer.Option(min=0.1, help="Time that all of it
 RoundsOption = Annotated[int, typer.Option(min=1, max=100, help="Interleaved rounds.")]
 UbatchOption = Annotated[int, typer.Option(min=32, max=8192, help="Tokens of a prompt that are computed together.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file, written anew after each result.")]
-SplitsOption = Annotated[bool, typer.Option(help="Try every static split that fits, not only the largest.")]
+SplitsOption = Annotated[int, typer.Option(min=0, help="Try every N-th static split that fits; 0: the largest only.")]
 CommitOption = Annotated[str, typer.Option(help="For the rows; by default what git says.")]
 PathArgument = Annotated[Path, typer.Argument(help="GGUF file.", show_default=False)]
 
@@ -77,7 +77,7 @@ def decode(
     threads: ThreadsOption = "8,16",
     peer: PeerOption = None,
     peer_device: PeerDeviceOption = "",
-    every_split: SplitsOption = False,
+    split_step: SplitsOption = 0,
     ubatch: UbatchOption = 512,
     rounds: RoundsOption = 7,
     minutes: MinutesOption = 8.0,
@@ -92,7 +92,7 @@ def decode(
     _residency(
         as_json, model=model, device=device, sequences=_list(sequences, int), prefill=_list(prefill, int),
         budgets=_list(budgets, float), threads=_list(threads, int), peer=peer, peer_device=peer_device,
-        every_split=every_split, ubatch=ubatch, rounds=rounds, minutes=minutes, steps=steps, seed=seed,
+        split_step=split_step, ubatch=ubatch, rounds=rounds, minutes=minutes, steps=steps, seed=seed,
         load_mode=load, out=out, commit=commit,
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ def prefill(
     threads: ThreadsOption = "8",
     peer: PeerOption = None,
     peer_device: PeerDeviceOption = "",
-    every_split: SplitsOption = False,
+    split_step: SplitsOption = 0,
     ubatch: UbatchOption = 512,
     rounds: RoundsOption = 7,
     minutes: MinutesOption = 8.0,
@@ -118,7 +118,7 @@ def prefill(
     """Read prompts with resident experts, against every static split of the same size in the same run."""
     _residency(
         as_json, model=model, device=device, prefill=_list(tokens, int), budgets=_list(budgets, float),
-        threads=_list(threads, int), peer=peer, peer_device=peer_device, every_split=every_split, ubatch=ubatch,
+        threads=_list(threads, int), peer=peer, peer_device=peer_device, split_step=split_step, ubatch=ubatch,
         rounds=rounds, minutes=minutes, seed=seed, load_mode=load, out=out, commit=commit,
     )  # fmt: skip
 

@@ -107,13 +107,18 @@ class TestArms:
 
     def test_every_library_and_thread_count_competes(self, tmp_path: Path) -> None:
         (tmp_path / "libllama.so").touch()
-        settings = replace(SETTINGS, peer=tmp_path, every_split=True)
+        settings = replace(SETTINGS, peer=tmp_path, split_step=1)
         found = list(arms(0.5, {"planner": RESIDENT, "all partial": RESIDENT}, SIZES, settings))
         assert len(found) == 2 * (2 + 3 + 3)
         assert {(arm.role, arm.place.n_cpu) for arm in found if arm.role != "ours"} == {
             (role, n) for role in ("same", "stock") for n in (2, 3, 4)
         }
         assert {arm.place for arm in found if arm.role == "ours"} == {Place("ours", N_LAYERS, SLOTS)}
+
+    @pytest.mark.parametrize(("step", "splits"), [(0, {1}), (1, {1, 2, 3, 4}), (2, {1, 3}), (9, {1})])
+    def test_fewer_splits_may_compete(self, step: int, splits: set[int]) -> None:
+        found = arms(0.75, {"planner": RESIDENT}, SIZES, replace(SETTINGS, split_step=step))
+        assert {arm.place.n_cpu for arm in found if arm.role == "same"} == splits
 
     def test_a_plan_without_slots_runs_upstream(self) -> None:
         ours, same = (arm for arm in arms(0.5, {"planner": SPLIT}, SIZES, SETTINGS) if arm.threads == 8)
