@@ -26,6 +26,7 @@ RoundsOption = Annotated[int, typer.Option(min=1, max=100, help="Interleaved rou
 UbatchOption = Annotated[int, typer.Option(min=32, max=8192, help="Tokens of a prompt that are computed together.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file, written anew after each result.")]
 SplitsOption = Annotated[int, typer.Option(min=0, help="Try every N-th static split that fits; 0: the largest only.")]
+LearnOption = Annotated[int, typer.Option(min=64, help="Other tokens that the static hot set is learned from.")]
 CommitOption = Annotated[str, typer.Option(help="For the rows; by default what git says.")]
 PathArgument = Annotated[Path, typer.Argument(help="GGUF file.", show_default=False)]
 
@@ -54,7 +55,7 @@ def check_model(
     model: PathArgument,
     device: DeviceOption = "Vulkan0",
     tokens: Annotated[int, typer.Option(min=64, help="Tokens to decode.")] = 1024,
-    learn: Annotated[int, typer.Option(min=64, help="Other tokens that the static list is learned from.")] = 8192,
+    learn: LearnOption = 8192,
     seed: SeedOption = 1,
     load: LoadOption = "none",
     as_json: JsonOption = False,
@@ -82,10 +83,12 @@ def decode(
     rounds: RoundsOption = 7,
     minutes: MinutesOption = 8.0,
     steps: Annotated[int, typer.Option(min=0, max=1000, help="Steps of a round; 0: as many as the time allows.")] = 0,
+    learn: LearnOption = 8192,
     seed: SeedOption = 1,
     load: LoadOption = "none",
     out: OutOption = None,
-    commit: CommitOption = "",
+    commit: LearnOption = Annotated[int, typer.Option(min=64, help="Other tokens that the static hot set is learned from.")]
+CommitOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Decode with resident experts, against every static split of the same size in the same run."""
@@ -93,7 +96,7 @@ def decode(
         as_json, model=model, device=device, sequences=_list(sequences, int), prefill=_list(prefill, int),
         budgets=_list(budgets, float), threads=_list(threads, int), peer=peer, peer_device=peer_device,
         split_step=split_step, ubatch=ubatch, rounds=rounds, minutes=minutes, steps=steps, seed=seed,
-        load_mode=load, out=out, commit=commit,
+        load_mode=load, learn_tokens=learn, out=out, commit=commit,
     )  # fmt: skip
 
 
@@ -109,17 +112,19 @@ def prefill(
     ubatch: UbatchOption = 512,
     rounds: RoundsOption = 7,
     minutes: MinutesOption = 8.0,
+    learn: LearnOption = 8192,
     seed: SeedOption = 1,
     load: LoadOption = "none",
     out: OutOption = None,
-    commit: CommitOption = "",
+    commit: LearnOption = Annotated[int, typer.Option(min=64, help="Other tokens that the static hot set is learned from.")]
+CommitOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Read prompts with resident experts, against every static split of the same size in the same run."""
     _residency(
         as_json, model=model, device=device, prefill=_list(tokens, int), budgets=_list(budgets, float),
         threads=_list(threads, int), peer=peer, peer_device=peer_device, split_step=split_step, ubatch=ubatch,
-        rounds=rounds, minutes=minutes, seed=seed, load_mode=load, out=out, commit=commit,
+        rounds=rounds, minutes=minutes, seed=seed, load_mode=load, learn_tokens=learn, out=out, commit=commit,
     )  # fmt: skip
 
 
