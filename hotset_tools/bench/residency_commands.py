@@ -87,8 +87,7 @@ def decode(
     seed: SeedOption = 1,
     load: LoadOption = "none",
     out: OutOption = None,
-    commit: LearnOption = Annotated[int, typer.Option(min=64, help="Other tokens that the static hot set is learned from.")]
-CommitOption = "",
+    commit: CommitOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Decode with resident experts, against every static split of the same size in the same run."""
@@ -116,8 +115,7 @@ def prefill(
     seed: SeedOption = 1,
     load: LoadOption = "none",
     out: OutOption = None,
-    commit: LearnOption = Annotated[int, typer.Option(min=64, help="Other tokens that the static hot set is learned from.")]
-CommitOption = "",
+    commit: CommitOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Read prompts with resident experts, against every static split of the same size in the same run."""
