@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from hotset_tools.stand_in import RpcServer, rpc_server
 __all__ = ["RpcServer", "kl", "rpc_server"]
 
 Logits = npt.NDArray[np.float32]
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass
@@ -46,17 +50,18 @@ class Bench:
 
 
 class open_bench(ExitStack):
-    """A bench for one model; `engine` are settings of the daemon.
+    """A bench for one model; `load` and `engine` are settings of the daemon.
 
     One thread: two that share a core with the device's wait for each other at every node.
     """
 
-    def __init__(self, device: str, path: Path, *, n_ctx: int = 512, **engine: Any) -> None:
+    def __init__(self, device: str, path: Path, *, n_ctx: int = 512, load: str = "auto", **engine: Any) -> None:
         super().__init__()
         settings = {"device": device, "threads": 1, "kv_cells": n_ctx, "max_sequences": 8, "ubatch": 64}
         settings |= {"cache_type_k": "f32", "cache_type_v": "f32", "repack": False}
         self.n_ctx = n_ctx
-        self.spec = load_command(Config.model_validate({"model": {"path": str(path)}, "engine": settings | engine}))
+        model = {"path": str(path), "load": load}
+        self.spec = load_command(Config.model_validate({"model": model, "engine": settings | engine}))
 
     def __enter__(self) -> Bench:  # type: ignore[override]
         super().__enter__()
@@ -87,6 +92,17 @@ def changed_params(**changes: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lib, "llama_context_default_params", params)
         yield
+
+
+def in_child(function: FunctionType, *args: str) -> None:
+    """Call a function of a test module in a process of its own, and fail with its error output if it fails.
+
+    For servers that may go: ggml ends the process that asks one.
+    """
+    module = ".".join(Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
+    code = f"from {module} import {function.__name__} as run; run(*{args!r})"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-6000:]
 
 
 def fill(hs: Residency, experts: dict[int, list[int]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from daemon.errors import HotsetError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """LLAMA_HOTSET_ABI_VERSION of the series that this code is written for."""
 
 

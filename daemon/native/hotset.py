@@ -68,6 +68,19 @@ class Reason(IntEnum):
     UNSUPPORTED = 6
 
 
+class Memory(IntEnum):
+    """Where the CPU's copy of a layer's experts is; of several kinds in one layer, the last one in this order.
+
+    PINNED memory is read by the device itself; a backend that cannot pin gives PAGEABLE memory without a word. MAPPED
+    are pages of the model's file, NONE is memory that the CPU cannot read.
+    """
+
+    NONE = 0
+    PINNED = 1
+    PAGEABLE = 2
+    MAPPED = 3
+
+
 class State(IntEnum):
     """What residency does at all: nothing, count only, everything."""
 
@@ -93,12 +106,19 @@ class Layer:
     device_bytes: int
     hits: int
     misses: int
+    memory: Memory = Memory.NONE
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counters since the start, and the bytes held on all devices now; `cpu_us` are microseconds."""
+    """Counters since the start; what is held now, in bytes; `state`, which is OFF also after memory ran out.
 
+    `cpu_us` are the microseconds from the first to the last node of the CPU's chains, `device_us` all others between
+    leaving a boundary and reaching the next one: the device's work that the CPU waited for, and layers on upstream's
+    path. `compute_bytes` are llama.cpp's buffers on all backends, `compute_growths` how often they were too small.
+    """
+
+    state: int
     generation: int
     steps: int
     tokens: int
@@ -108,13 +128,16 @@ class Statistics:
     published: int
     resizes: int
     cpu_us: int
+    device_us: int
     device_bytes: int
+    compute_bytes: int
+    compute_growths: int
 
 
 class _LayerInfo(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("il", "n_expert", "n_expert_used", "n_slots", "n_resident")),
-        *((name, ctypes.c_int32) for name in ("mode", "reason", "device")),
+        *((name, ctypes.c_int32) for name in ("mode", "reason", "device", "memory")),
         *((name, ctypes.c_uint64) for name in ("expert_bytes", "device_bytes", "hits", "misses")),
     )
 
@@ -150,9 +173,10 @@ class Residency:
         """What is known about a layer now."""
         info = _LayerInfo()
         self._check(self._exports.llama_hotset_get_layer(self._pointer, index, ctypes.byref(info)))
-        names = Layer.__dataclass_fields__.keys() - {"index", "mode", "reason"}
-        values = {name: int(getattr(info, name)) for name in names}
-        return Layer(index=index, mode=Mode(info.mode), reason=Reason(info.reason), **values)
+        names = Layer.__dataclass_fields__.keys() - {"index", "mode", "reason", "memory"}
+        values: dict[str, Any] = {name: int(getattr(info, name)) for name in names}
+        values |= {"mode": Mode(info.mode), "reason": Reason(info.reason), "memory": Memory(info.memory)}
+        return Layer(index=index, **values)
 
     def layers(self) -> list[Layer]:
         """Every layer with routed experts."""

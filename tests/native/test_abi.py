@@ -30,8 +30,8 @@ def test_library_names_the_series_and_the_backends_it_was_built_from(
 
 
 def test_another_abi_number_is_refused(libllama: ctypes.CDLL) -> None:
-    with pytest.raises(abi.AbiMismatch, match=r"has ABI 2, this code needs 3; rebuild it with `hotset build`"):
-        abi.bind(libllama, expected=3)
+    with pytest.raises(abi.AbiMismatch, match=r"has ABI 3, this code needs 4; rebuild it with `hotset build`"):
+        abi.bind(libllama, expected=4)
 
 
 def test_a_missing_export_is_named(libllama: ctypes.CDLL) -> None:

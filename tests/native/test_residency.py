@@ -298,8 +298,10 @@ def test_a_request_is_served_although_nobody_asks_for_outputs(bench: Bench) -> N
         assert hs.resident(0) == [-1, 7]
 
 
-def refused(status: Status, call: Callable[[], object]) -> None:
+def refused(status: Status, call: Callable[[], object]) -> str:
+    """The message of the refusal that `call` must bring."""
     with pytest.raises(ResidencyError) as caught:
         call()
     assert caught.value.refusal == status
     assert caught.value.message
+    return caught.value.message
