@@ -207,8 +207,8 @@ class ExpertLayer(Message):
     device: str
     mode: Literal["cold", "partial", "full", "device"]
     reason: str
-    memory: str
-    """What the weights lie in on the host: "pinned", "pageable", "mapped"; "" where the CPU has none of them."""
+    memory: Literal["", "pinned", "pageable", "mapped"]
+    """What the weights lie in on the host; "" where the CPU has none of them."""
     experts: int
     slots: int
     resident: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal
@@ -13,13 +14,25 @@ from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
 from daemon.messages import ExpertDevice, SelfTestState
 from daemon.messages import ExpertLayer as LayerState
 from daemon.messages import Residency as Report
-from daemon.native.hotset import Layer, Mode, Reason, Residency, ResidencyError, State
+from daemon.native.hotset import Layer, Memory, Mode, Reason, Residency, ResidencyError, State
 
 _MODES: dict[Mode, Literal["cold", "partial", "full"]] = {
     Mode.COLD: "cold",
     Mode.PARTIAL: "partial",
     Mode.FULL: "full",
 }
+_MEMORY: dict[Memory, Literal["", "pinned", "pageable", "mapped"]] = {
+    Memory.NONE: "",
+    Memory.PINNED: "pinned",
+    Memory.PAGEABLE: "pageable",
+    Memory.MAPPED: "mapped",
+}
+_LIES_IN = {
+    "pinned": "pinned memory",
+    "pageable": "pageable memory, which devices read more slowly",
+    "mapped": 'the mapped file, which devices read more slowly (model.load = "none" does not map it)',
+}
+
 WHY_NOT = {
     Reason.MANAGED: "",
     Reason.LORA: "an adapter changes these experts",
@@ -150,11 +163,13 @@ class Experts:
         if self._off:
             return f"off: {self._off}"
         accounts, whole = self.plan.devices, len(self._wholly)
+        memory = Counter(layer.memory for layer in layers)
         words = [
             f"{self.plan.n_experts} of {sum(layer.experts for layer in layers)} experts of {self._file} have slots",
             *(f"{one.effective_bytes / MIB:.1f} MiB on {one.device}" for one in accounts if one.effective_bytes),
             *([f"{whole} layers lie there without a copy in memory, which is short"] if whole else []),
             *(f"{one.device} was asked for {one.asked}, but {one.why}" for one in accounts if one.why),
+            *(f"{n} layers' weights lie in {_LIES_IN[kind]}" for kind, n in memory.items() if kind),
             *([f"the upload ended early: {self._fault}"] if self._fault else []),
         ]
         return f"{state}: {'; '.join(words)}"
@@ -167,7 +182,7 @@ class Experts:
             device=device,
             mode="device" if layer.reason == Reason.ON_DEVICE else _MODES[layer.mode],
             reason=WHY_NOT[layer.reason],
-            memory="",
+            memory=_MEMORY[layer.memory],
             experts=layer.n_expert,
             slots=layer.n_slots,
             resident=layer.n_resident,

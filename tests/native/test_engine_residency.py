@@ -214,6 +214,18 @@ def test_a_device_that_is_too_small_gets_fewer_slots_and_says_so(
             assert device.slots == device.resident
 
 
+@pytest.mark.parametrize(("load", "kind"), [("none", "pageable"), ("mmap", "mapped")])
+def test_what_the_weights_lie_in_is_told(load: str, kind: str, servers: list[str], model: Path, hot_set: Path) -> None:
+    """Servers pin no memory: it is pageable, without a word of llama.cpp."""
+    residency = {"hot_set": str(hot_set), "vram": "half"}
+    with loaded(model, servers[0], residency, load, cpu_moe_layers=3) as (made, loop, pipe):
+        status = filled(made.experts, loop, pipe)
+        assert [layer.memory for layer in status.layers] == [kind] * 3 + [""]
+        place = "the mapped file" if kind == "mapped" else "pageable memory"
+        assert f"3 layers' weights lie in {place}" in status.reason
+        assert status.devices[0].hits > 0
+
+
 def test_an_engine_that_ends_while_experts_are_uploaded(servers: list[str], model: Path, hot_set: Path) -> None:
     for _ in range(3):
         with loaded(model, servers[0], {"hot_set": str(hot_set), "vram": "all"}) as (made, loop, pipe):
