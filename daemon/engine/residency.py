@@ -66,6 +66,7 @@ class Experts:
         self._thread = threading.Thread(target=self._fill, name="experts", daemon=True)
         self._fault = ""
         self._off = ""
+        self._set = State.ON
         self.counts = Counts(residency)
         self._selftest: tuple[SelfTestState, str] = ("none", "")
 
@@ -96,6 +97,7 @@ class Experts:
         """Switch residency for the next steps; slots keep their experts."""
         self._synchronize()
         self.residency.set_state(state)
+        self._set = state
 
     def stop_counting(self) -> None:
         """What is selected from now on is not of requests."""
@@ -143,6 +145,8 @@ class Experts:
         layers = [self._layer(layer) for layer in found]
         selftest, detail = self._selftest
         statistics = self.residency.statistics()
+        if statistics.state == State.OFF != self._set:
+            self._off = "a device had no room for the compute buffers that a step needs with experts in VRAM"
         n_resident, n_planned = sum(layer.resident for layer in layers if layer.slots), self.plan.n_experts
         state: Literal["off", "filling", "on"] = (
             "off" if self._off else "on" if n_resident >= n_planned or self._fault else "filling"

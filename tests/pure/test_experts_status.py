@@ -1,0 +1,151 @@
+"""What status says of experts in VRAM, whatever the library does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from daemon.engine.residency import Experts
+from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
+from daemon.native.hotset import (
+    Layer,
+    Memory,
+    Mode,
+    Move,
+    Reason,
+    Residency,
+    ResidencyError,
+    State,
+    Statistics,
+    Status,
+)
+
+MIB = 1 << 20
+NOTHING = Statistics(**dict.fromkeys(Statistics.__dataclass_fields__, 0))
+
+
+def layer(index: int, **changes: Any) -> Layer:
+    values = {"index": index, "il": index + 1, "n_expert": 8, "n_expert_used": 2, "n_slots": 4, "n_resident": 0}
+    values |= {"mode": Mode.PARTIAL, "reason": Reason.MANAGED, "device": 0, "expert_bytes": MIB}
+    values |= {"device_bytes": 5 * MIB, "memory": Memory.PINNED, "hits": 0, "misses": 0}
+    return Layer(**values | changes)
+
+
+class FakeResidency:
+    """Slots that are filled at once."""
+
+    def __init__(self, *layers: Layer) -> None:
+        self.found = list(layers)
+        self.state = State.ON
+        self.refuse_at: int | None = None
+        self.staged: list[tuple[int, int, int]] = []
+        self.closed = False
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.found)
+
+    def layers(self) -> list[Layer]:
+        return list(self.found)
+
+    def statistics(self) -> Statistics:
+        return replace(NOTHING, state=self.state, staged=len(self.staged), staged_bytes=len(self.staged) * MIB)
+
+    def stage(self, index: int, expert: int, slot: int) -> None:
+        if len(self.staged) == self.refuse_at:
+            raise ResidencyError(Status.FAILED, "the device is gone")
+        self.staged.append((index, expert, slot))
+
+    def publish(self, moves: Iterable[Move], *, wait: bool) -> None:
+        assert not wait, "a context that is freed has no next boundary"
+        for index, slot, expert in moves:
+            assert (index, expert, slot) in self.staged
+            self.found[index] = replace(self.found[index], n_resident=self.found[index].n_resident + 1)
+
+    def set_state(self, state: State) -> None:
+        self.state = state
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def made(residency: FakeResidency, why: str = "", wholly: tuple[ExpertLayer, ...] = ()) -> Experts:
+    plan = Plan({0: [7, 3, 1, 0], 1: [2, 5, 4, 6]}, (DevicePlan("V0", "50%", 12 * MIB, 10 * MIB, why),))
+    return Experts(cast(Residency, residency), lambda: None, "hot.json", plan, wholly, ["V0"])
+
+
+def filled(experts: Experts) -> Experts:
+    experts.start()
+    experts._thread.join(10)
+    return experts
+
+
+def test_it_is_filling_until_every_planned_expert_is_there() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    experts = made(residency, "V0 has 10 MiB to spare")
+    before = experts.status()
+    assert (before.state, before.filled) == ("filling", 0.0)
+    assert before.reason == (
+        "filling: 8 of 16 experts of hot.json have slots; 10.0 MiB on V0; V0 was asked for 50%, but V0 has 10 MiB to "
+        "spare; 2 layers' weights lie in pinned memory"
+    )
+    after = filled(experts).status()
+    assert (after.state, after.filled, after.uploaded_bytes) == ("on", 1.0, 8 * MIB)
+    assert residency.staged[:2] == [(0, 7, 0), (0, 3, 1)]
+    assert (after.devices[0].bytes, after.devices[0].resident, after.devices[0].asked_bytes) == (10 * MIB, 8, 12 * MIB)
+    experts.close()
+    assert residency.closed
+
+
+def test_an_upload_that_fails_keeps_what_is_there() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    residency.refuse_at = 6
+    status = filled(made(residency)).status()
+    assert (status.state, status.filled) == ("on", 0.5)
+    assert "the upload ended early: the device is gone" in status.reason
+
+
+def test_no_thread_for_the_upload_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    experts = made(FakeResidency(layer(0), layer(1)))
+    monkeypatch.setattr(experts._thread, "start", refuse)
+    experts.start()
+    assert "no thread can be started" in experts.status().reason
+    experts.close()
+
+
+def test_switched_off_by_us_or_by_the_library_is_told_with_its_reason() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    experts = filled(made(residency))
+    experts.compute_as(State.OFF)
+    assert experts.status().state == "on", "only for a while"
+    experts.compute_as(State.ON)
+    residency.state = State.OFF
+    assert experts.status().reason.startswith("off: a device had no room for the compute buffers")
+    other = filled(made(FakeResidency(layer(0), layer(1))))
+    other.switch_off("the self-test failed")
+    assert (other.status().state, other.status().reason) == ("off", "off: the self-test failed")
+
+
+def test_layers_without_slots_say_why_and_those_without_a_copy_are_counted() -> None:
+    gone = {"n_slots": 0, "device_bytes": 0, "mode": Mode.COLD, "memory": Memory.NONE, "device": -1}
+    whole = ExpertLayer(2, (3, 0), 8, MIB, "V0", wholly=True)
+    residency = FakeResidency(
+        layer(0, memory=Memory.MAPPED),
+        layer(1, memory=Memory.PAGEABLE),
+        layer(2, reason=Reason.ON_DEVICE, **gone),
+        layer(3, reason=Reason.NO_DEVICE, **gone),
+    )
+    status = filled(made(residency, wholly=(whole,))).status()
+    assert [one.mode for one in status.layers] == ["partial", "partial", "device", "cold"]
+    assert [one.memory for one in status.layers] == ["mapped", "pageable", "", ""]
+    assert [bool(one.reason) for one in status.layers] == [False, False, True, True]
+    assert [one.device for one in status.layers] == ["V0", "V0", "V0", ""]
+    assert status.devices[0].bytes == 18 * MIB
+    assert "1 layers lie there without a copy in memory" in status.reason
+    assert "mapped file" in status.reason
