@@ -14,9 +14,11 @@ from daemon.errors import HotsetError
 from daemon.native.gguf_facts import ModelFacts
 from hotset_tools.bench.child import Child
 
-_DEVICE_RESERVE = 2 << 30
+_DEVICE_RESERVE, _PART_OF_DEVICE = 2 << 30, 16  # what is left free: so much, on small devices a sixteenth
 _HOST_RESERVE = 4 << 30
-_PER_CONTEXT = 1 << 30  # compute buffers, cache and output: a guess that only decides what is closed first
+_WIDE_ROWS = (
+    16  # rows of the hidden size that a token's graph keeps at once: a guess, which only decides what is closed
+)
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,11 @@ class Sizes:
     layer_bytes: tuple[int, ...]
     expert_bytes: tuple[int, ...]
     other_bytes: int
+    context_bytes: int
+    """Cache, logits and compute buffers of one context, roughly."""
 
     @classmethod
-    def of(cls, facts: ModelFacts, **settings: Any) -> Sizes:
+    def of(cls, facts: ModelFacts, *, n_ctx: int, ubatch: int, **settings: Any) -> Sizes:
         """The sizes of a checked model.
 
         Raises:
@@ -68,6 +72,9 @@ class Sizes:
             layer_bytes=tuple(layer.expert_bytes for layer in layers),
             expert_bytes=tuple(layer.bytes_per_expert for layer in layers),
             other_bytes=facts.other_bytes,
+            context_bytes=n_ctx * facts.kv_bytes_per_token + 4 * ubatch * (facts.n_vocab + _WIDE_ROWS * facts.n_embd),
+            n_ctx=n_ctx,
+            ubatch=ubatch,
             **settings,
         )
 
@@ -136,8 +143,10 @@ class Shelf:
             self._models.discard((place.library, place.n_cpu))
 
     def device_free(self) -> int:
-        """Free bytes of the device, 0 where it does not tell."""
-        return int(self._children["ours"].ask("memory")["free"])
+        """Free bytes of the device that may be used, at least 1; 0 where it does not tell."""
+        found = self._children["ours"].ask("memory")
+        free, total = int(found["free"]), int(found["total"])
+        return max(1, free - min(_DEVICE_RESERVE, total // _PART_OF_DEVICE)) if total else 0
 
     def _load(self, place: Place) -> None:
         if (place.library, place.n_cpu) in self._models:
@@ -153,7 +162,7 @@ class Shelf:
 
     def _make_room(self, place: Place) -> None:
         loaded = (place.library, place.n_cpu) in self._models
-        device = _PER_CONTEXT + self.sizes.slab_bytes(place.slots or ())
+        device = self.sizes.context_bytes + self.sizes.slab_bytes(place.slots or ())
         device += 0 if loaded else self.sizes.device_bytes(place)
         host = 0 if loaded else self.sizes.host_bytes(place)
         while self._open and not self._fits(device, host):
@@ -161,7 +170,7 @@ class Shelf:
 
     def _fits(self, device: int, host: int) -> bool:
         available, free = psutil.virtual_memory().available, self.device_free()
-        return available - host > _HOST_RESERVE and (not free or free - device > _DEVICE_RESERVE)
+        return available - host > _HOST_RESERVE and (not free or free > device)
 
 
 def _short(place: Place) -> str:

@@ -62,8 +62,11 @@ class Worker:
         return {"devices": [one.model_dump(include={"name", "description", "memory_total"}) for one in found]}
 
     def memory(self) -> dict[str, int]:
-        """Free bytes of the first device; 0: it does not tell."""
-        return {"free": devices.describe(self._devices[0]).memory_free if self._devices else 0}
+        """Bytes of the first device, free and in all; 0: it does not tell."""
+        if not self._devices:
+            return {"free": 0, "total": 0}
+        found = devices.describe(self._devices[0])
+        return {"free": found.memory_free, "total": found.memory_total}
 
     def load(self, model: str, path: str, engine: dict[str, Any], mode: str) -> dict[str, float]:
         """Load `path` under the name `model`; `engine` are keys of [engine], `mode` is model.load."""

@@ -30,6 +30,7 @@ N_LAYERS, N_EXPERT, EXPERT = 4, 8, 1 << 30
 SIZES = Sizes(
     path="m.gguf", load_mode="none", n_ctx=512, max_sequences=8, ubatch=512,
     layer_bytes=(N_EXPERT * EXPERT,) * N_LAYERS, expert_bytes=(EXPERT,) * N_LAYERS, other_bytes=EXPERT,
+    context_bytes=EXPERT,
 )  # fmt: skip
 SETTINGS = Settings(Path("m.gguf"), "Vulkan0", threads=(8, 16), sequences=(1,), prefill=(512,))
 DECODE, PREFILL = SETTINGS.cells
@@ -199,6 +200,7 @@ class FakeChild:
 
     def __init__(self, free: int) -> None:
         self.free, self.said, self.fails, self.ended = free, [], "", False
+        self.total = 80 * EXPERT
 
     def ask(self, do: str, **fields: Any) -> dict[str, Any]:
         self.said.append((do, fields.get("context", fields.get("model", ""))))
@@ -211,7 +213,7 @@ class FakeChild:
         }
         if do in held:
             self.free -= held[do](self.place) * (-1 if do == "unload" else 1)
-        return {"free": self.free, "seconds": 1.0, "hits": [1], "misses": [1], "layers": []}
+        return {"free": self.free, "total": self.total, "seconds": 1.0, "hits": [1], "misses": [1], "layers": []}
 
     place = Place("ours", N_LAYERS)
 
@@ -250,11 +252,18 @@ class TestShelf:
         assert said[2:4] == [("close", "cpu2:None"), ("unload", "cpu2")]
         assert said[4][0] == "load"
 
-    def test_a_device_that_does_not_tell_closes_nothing(self, child: FakeChild) -> None:
+    def test_a_full_device_is_not_one_that_does_not_tell(self, child: FakeChild) -> None:
         shelf = self.shelf(child)
-        child.free = 0
+        assert shelf.device_free() == 38 * EXPERT
         shelf.open(Place("ours", 2))
         child.free = 0
+        shelf.open(Place("ours", 2, SLOTS))
+        assert "close" in {do for do, _ in child.said}
+
+    def test_a_device_that_does_not_tell_closes_nothing(self, child: FakeChild) -> None:
+        shelf = self.shelf(child)
+        child.total = child.free = 0
+        shelf.open(Place("ours", 2))
         shelf.open(Place("ours", 1))
         assert "close" not in {do for do, _ in child.said}
 
