@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -94,14 +95,15 @@ def changed_params(**changes: Any) -> Iterator[None]:
         yield
 
 
-def in_child(function: FunctionType, *args: str) -> None:
+def in_child(function: FunctionType, *args: str, **environment: str) -> None:
     """Call a function of a test module in a process of its own, and fail with its error output if it fails.
 
     For servers that may go: ggml ends the process that asks one.
     """
     module = ".".join(Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
     code = f"from {module} import {function.__name__} as run; run(*{args!r})"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    variables = os.environ | environment
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-6000:]
 
 

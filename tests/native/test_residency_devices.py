@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from daemon.native import devices
-from daemon.native.hotset import Mode, Residency, Status
+from daemon.native.hotset import Mode, Residency, State, Status
+from daemon.native.library import backend
 from tests.minigguf import write_moe
 from tests.native.test_residency import N_EXPERT, N_LAYER, N_USED, SIZES, every, near, refused, walk
-from tests.residency_bench import RpcServer, fill, in_child, open_bench, rpc_server
+from tests.residency_bench import Bench, RpcServer, fill, in_child, open_bench, rpc_server
 from tests.rpc_wire import Command, Wire, wire
+
+LARGE = SIZES | {"n_ff": 2048}
+"""Experts that need more of a device's compute buffer than anything else."""
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +116,7 @@ def check_slots_without_memory(library: str, path: str) -> None:
 
 
 def test_compute_buffers_that_do_not_fit_leave_the_context_as_it_was(library_path: Path, tmp_path: Path) -> None:
-    sizes = SIZES | {"n_ff": 2048}
-    path = write_moe(tmp_path / "model.gguf", experts="F16", layers="F32", vocab="F32", **sizes)
+    path = write_moe(tmp_path / "model.gguf", experts="F16", layers="F32", vocab="F32", **LARGE)
     in_child(check_compute_buffers_without_memory, str(library_path), str(path))
 
 
@@ -128,18 +131,48 @@ def check_compute_buffers_without_memory(library: str, path: str) -> None:
             np.testing.assert_array_equal(walk(bench), stock)
 
 
+def test_compute_buffers_that_no_longer_fit_switch_residency_off(library_path: Path, tmp_path: Path) -> None:
+    """An adapter makes llama.cpp reserve anew: for upstream's graphs there is room, for residency's there is not."""
+    path = write_moe(tmp_path / "model.gguf", experts="F16", layers="F32", vocab="F32", **LARGE)
+    in_child(check_later_buffers_without_memory, str(library_path), str(path))
+
+
+def check_later_buffers_without_memory(library: str, path: str) -> None:
+    at_once = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back to the system
+    with rpc_server(Path(library), **at_once) as server, open_bench(server.device, Path(path)) as bench:
+        stock, taken = walk(bench), address_space(server)
+        with Residency(bench.context.pointer) as hs:
+            more = address_space(server) - taken
+            assert more > 1 << 20
+            with limited(server, -more // 2):
+                clear_control_vector(bench)
+                np.testing.assert_array_equal(walk(bench), stock)
+                assert hs.statistics().state == State.OFF
+
+
+def clear_control_vector(bench: Bench) -> None:
+    """Changes nothing, but llama.cpp reserves its compute buffers anew."""
+    n_embd = int(SIZES["n_embd"])
+    assert backend().llama_set_adapter_cvec(bench.context.pointer, None, 0, n_embd, 0, 0) == 0
+
+
+def address_space(server: RpcServer) -> int:
+    """Bytes that the server's process has now."""
+    pages = Path(f"/proc/{server.process.pid}/statm").read_text().split()[0]
+    return int(pages) * resource.getpagesize()
+
+
 class limited:
-    """The server may take this many bytes of address space more than it has now."""
+    """The server may take this many bytes of address space more than it has now (less: what it gives back first)."""
 
     def __init__(self, server: RpcServer, room: int) -> None:
-        self._pid = server.process.pid
+        self._server = server
         self._room = room
 
     def __enter__(self) -> None:
-        pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + self._room
-        resource.prlimit(self._pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        limit = address_space(self._server) + self._room
+        resource.prlimit(self._server.process.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
     def __exit__(self, *_: object) -> None:
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        resource.prlimit(self._pid, resource.RLIMIT_AS, unlimited)
+        resource.prlimit(self._server.process.pid, resource.RLIMIT_AS, unlimited)
