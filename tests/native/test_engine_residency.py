@@ -6,6 +6,7 @@ Devices are CPUs behind the RPC backend.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from daemon.native import devices
 from daemon.native.gguf_check import check
 from tests.engine_fakes import FakePipe
 from tests.minigguf import write_moe
+from tests.native.test_resident_prefill import ICD, ROOT
 from tests.residency_bench import rpc_server
 
 N_EXPERT, N_LAYER = 16, 4
@@ -224,6 +226,22 @@ def test_what_the_weights_lie_in_is_told(load: str, kind: str, servers: list[str
         place = "the mapped file" if kind == "mapped" else "pageable memory"
         assert f"3 layers' weights lie in {place}" in status.reason
         assert status.devices[0].hits > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_vulkan_device_reads_pinned_weights(model: Path, hot_set: Path, library_path: Path) -> None:
+    """Mesa's software Vulkan, in a process of its own."""
+    if not ICD.exists() or not (library_path / "libggml-vulkan.so").exists():
+        pytest.skip("needs Mesa's lavapipe and a build with the Vulkan backend")
+    command = [sys.executable, "-m", "tests.native.pinned_weights", str(model), str(hot_set)]
+    environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": "0", "VK_ICD_FILENAMES": str(ICD)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    status = Residency.model_validate_json(result.stdout)
+    assert (status.state, status.filled, status.devices[0].device) == ("on", 1.0, "Vulkan0")
+    assert {layer.memory for layer in status.layers} == {"pinned"}
+    assert status.devices[0].slots == status.devices[0].resident == 32
+    assert status.devices[0].hits > 0
 
 
 def test_an_engine_that_ends_while_experts_are_uploaded(servers: list[str], model: Path, hot_set: Path) -> None:
