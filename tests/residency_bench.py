@@ -95,16 +95,17 @@ def changed_params(**changes: Any) -> Iterator[None]:
         yield
 
 
-def in_child(function: FunctionType, *args: str, **environment: str) -> None:
-    """Call a function of a test module in a process of its own, and fail with its error output if it fails.
+def in_child(function: FunctionType, *args: str, **environment: str) -> str:
+    """Call a function of a test module in a process of its own; its output, or a failure with its error output.
 
-    For servers that may go: ggml ends the process that asks one.
+    For servers that may go: ggml ends the process that asks one. The child sees `environment` beside this process's.
     """
     module = ".".join(Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
     code = f"from {module} import {function.__name__} as run; run(*{args!r})"
-    variables = os.environ | environment
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-6000:]
+    return result.stdout
 
 
 def fill(hs: Residency, experts: dict[int, list[int]]) -> None:
