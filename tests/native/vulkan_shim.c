@@ -1,0 +1,90 @@
+// Preloaded into a test's process: counts what the Vulkan backend submits and waits for. With HOTSET_SHIM_QUEUES=2 a
+// device that has one queue shows a second one (the same behind the scenes), so that code for two of them runs.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vulkan/vulkan.h>
+
+static struct { unsigned long submissions, semaphore_waits, fence_waits; } counted;
+
+static PFN_vkQueueSubmit real_submit;
+static PFN_vkResetFences real_reset_fences;
+static PFN_vkGetPhysicalDeviceQueueFamilyProperties real_families;
+static PFN_vkCreateDevice real_create_device;
+static PFN_vkGetDeviceQueue2 real_get_queue;
+static pthread_mutex_t submitting = PTHREAD_MUTEX_INITIALIZER; // two queues of the backend may be one of the driver
+
+// submissions, submissions that wait for a semaphore, fences that were waited for and reset
+void shim_counts(unsigned long out[3]) {
+    memcpy(out, &counted, sizeof(counted));
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL submit(VkQueue queue, uint32_t n, const VkSubmitInfo * infos, VkFence fence) {
+    pthread_mutex_lock(&submitting);
+    counted.submissions++;
+    for (uint32_t i = 0; i < n; i++) {
+        counted.semaphore_waits += infos[i].waitSemaphoreCount > 0;
+    }
+    const VkResult result = real_submit(queue, n, infos, fence);
+    pthread_mutex_unlock(&submitting);
+    return result;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL reset_fences(VkDevice device, uint32_t n, const VkFence * fences) {
+    counted.fence_waits += n;
+    return real_reset_fences(device, n, fences);
+}
+
+static VKAPI_ATTR void VKAPI_CALL families(VkPhysicalDevice device, uint32_t * n, VkQueueFamilyProperties * out) {
+    real_families(device, n, out);
+    for (uint32_t i = 0; out != NULL && i < *n; i++) {
+        out[i].queueCount += out[i].queueCount == 1;
+    }
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL create_device(
+        VkPhysicalDevice physical, const VkDeviceCreateInfo * info, const VkAllocationCallbacks * allocator, VkDevice * out) {
+    VkDeviceCreateInfo      changed = *info;
+    VkDeviceQueueCreateInfo queues[8];
+    for (uint32_t i = 0; i < info->queueCreateInfoCount && i < 8; i++) {
+        queues[i] = info->pQueueCreateInfos[i];
+        queues[i].queueCount = 1;
+    }
+    changed.pQueueCreateInfos = queues;
+    return real_create_device(physical, &changed, allocator, out);
+}
+
+static VKAPI_ATTR void VKAPI_CALL get_queue(VkDevice device, const VkDeviceQueueInfo2 * info, VkQueue * out) {
+    VkDeviceQueueInfo2 first = *info;
+    first.queueIndex = 0;
+    real_get_queue(device, &first, out);
+}
+
+static PFN_vkVoidFunction replaced(const char * name, PFN_vkVoidFunction real) {
+    const char * queues = getenv("HOTSET_SHIM_QUEUES");
+#define REPLACE(vk_name, keep, with) if (strcmp(name, vk_name) == 0) { *(PFN_vkVoidFunction *) &keep = real; return (PFN_vkVoidFunction) with; }
+    REPLACE("vkQueueSubmit", real_submit, submit)
+    REPLACE("vkResetFences", real_reset_fences, reset_fences)
+    if (queues != NULL && strcmp(queues, "2") == 0) {
+        REPLACE("vkGetPhysicalDeviceQueueFamilyProperties", real_families, families)
+        REPLACE("vkCreateDevice", real_create_device, create_device)
+        REPLACE("vkGetDeviceQueue2", real_get_queue, get_queue)
+    }
+    return real;
+}
+
+VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL vkGetInstanceProcAddr(VkInstance instance, const char * name) {
+    static PFN_vkGetInstanceProcAddr next;
+    if (next == NULL) {
+        // the backend loads the loader for itself alone, so it is not among the libraries behind this one
+        void * loader = dlopen("libvulkan.so.1", RTLD_LAZY);
+        next = loader == NULL ? NULL : (PFN_vkGetInstanceProcAddr) dlsym(loader, "vkGetInstanceProcAddr");
+    }
+    if (next == NULL) {
+        return NULL;
+    }
+    const PFN_vkVoidFunction real = next(instance, name);
+    return real == NULL ? NULL : replaced(name, real);
+}
