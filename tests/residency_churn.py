@@ -9,7 +9,9 @@ import numpy as np
 
 from daemon.native.hotset import Residency
 
-STAGES_PER_PUBLISH = 10
+STAGES_PER_CHANGE = 14
+STAYS_EMPTY = 0.3
+"""How often a slot gets no expert, so that layers do not fill up."""
 
 
 @dataclass
@@ -28,10 +30,12 @@ class Amount:
 class Churn(threading.Thread):
     """Reaches `goal`, or goes on until `stop` if there is none; `done` is what was done so far.
 
-    Without resizes in the goal the slots stay as many as they are. `failure` is what ended it before its time.
+    `failure` is what ended it before its time.
     """
 
-    def __init__(self, hs: Residency, goal: Amount | None = None, seed: int = 1) -> None:
+    def __init__(
+        self, hs: Residency, goal: Amount | None = None, *, publishes_per_resize: int = 50, seed: int = 1
+    ) -> None:
         super().__init__(name="churn")
         self.done = Amount()
         self.failure: BaseException | None = None
@@ -39,7 +43,7 @@ class Churn(threading.Thread):
         self._random = np.random.default_rng(seed)
         self._stop_asked = threading.Event()  # Thread has a `_stop`
         self._layers = hs.layers()
-        self._publishes_per_resize = max(1, goal.publishes // goal.resizes) if goal and goal.resizes else 0
+        self._publishes_per_resize = publishes_per_resize
 
     def stop(self) -> None:
         """No more changes; the one that is being made still needs a boundary."""
@@ -53,7 +57,7 @@ class Churn(threading.Thread):
             self.failure = failure
 
     def _change(self) -> None:
-        """One layer's slot gets another expert, after others were staged there and not taken."""
+        """One layer's slot gets another expert, after others were staged there and not taken; or none."""
         layer = self._layers[self._random.integers(len(self._layers))]
         owners = self._hs.resident(layer.index)
         slot = int(self._random.integers(len(owners)))
@@ -61,11 +65,12 @@ class Churn(threading.Thread):
             self._publish((layer.index, slot, -1))
             owners[slot] = -1
         others = sorted(set(range(layer.n_expert)) - set(owners))
-        for expert in self._random.choice(others, 2 * STAGES_PER_PUBLISH):
+        for expert in self._random.choice(others, STAGES_PER_CHANGE):
             self._hs.stage(layer.index, int(expert), slot)
             self.done.stages += 1
-        self._publish((layer.index, slot, int(expert)))
-        if self._publishes_per_resize and self.done.publishes >= self._publishes_per_resize * (self.done.resizes + 1):
+        if self._random.random() >= STAYS_EMPTY:
+            self._publish((layer.index, slot, int(expert)))
+        if self.done.publishes >= self._publishes_per_resize * (self.done.resizes + 1):
             self._resize()
 
     def _publish(self, move: tuple[int, int, int]) -> None:

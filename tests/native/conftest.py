@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from daemon.native import devices
+from tests.lavapipe import environment
 from tests.residency_bench import rpc_server
 
 
@@ -22,3 +23,9 @@ def rpc_device(library_path: Path) -> Iterator[str]:
         devices.load_backends(server.device)
         (pointer,) = devices.choose(server.device) or ()
         yield devices.ggml().ggml_backend_dev_name(pointer).decode()
+
+
+@pytest.fixture(scope="session")
+def lavapipe(library_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a child whose device Vulkan0 is Mesa's software Vulkan."""
+    return environment(library_path, tmp_path_factory.mktemp("lavapipe"))

@@ -30,8 +30,7 @@ from daemon.native import devices
 from daemon.native.gguf_check import check
 from tests.engine_fakes import FakePipe
 from tests.minigguf import write_moe
-from tests.native.test_resident_prefill import ICD, ROOT
-from tests.residency_bench import rpc_server
+from tests.residency_bench import ROOT, rpc_server
 
 N_EXPERT, N_LAYER = 16, 4
 SIZES: dict[str, Any] = {"n_layer": N_LAYER, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "head_size": 64}
@@ -229,12 +228,10 @@ def test_what_the_weights_lie_in_is_told(load: str, kind: str, servers: list[str
 
 
 @pytest.mark.timeout(300)
-def test_a_vulkan_device_reads_pinned_weights(model: Path, hot_set: Path, library_path: Path) -> None:
+def test_a_vulkan_device_reads_pinned_weights(model: Path, hot_set: Path, lavapipe: dict[str, str]) -> None:
     """Mesa's software Vulkan, in a process of its own."""
-    if not ICD.exists() or not (library_path / "libggml-vulkan.so").exists():
-        pytest.skip("needs Mesa's lavapipe and a build with the Vulkan backend")
     command = [sys.executable, "-m", "tests.native.pinned_weights", str(model), str(hot_set)]
-    environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": "0", "VK_ICD_FILENAMES": str(ICD)}
+    environment = os.environ | lavapipe
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     status = Residency.model_validate_json(result.stdout)

@@ -191,7 +191,7 @@ def test_experts_are_staged_and_published_by_another_thread_while_decoding(
 ) -> None:
     stock = walk(bench)
     with Residency(bench.context.pointer, [6] * N_LAYER) as hs:
-        churn = Churn(hs, Amount(stages=400, publishes=60, resizes=6))
+        churn = Churn(hs, Amount(stages=400, publishes=60, resizes=6), publishes_per_resize=10)
         churn.start()
         while churn.is_alive():
             near(model_file[0], walk(bench), stock)

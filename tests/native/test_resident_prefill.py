@@ -1,27 +1,24 @@
 """What the Vulkan backend gives to the driver and waits for; seen on Mesa's software Vulkan, if the build has Vulkan.
 
-The device shows a second queue (`vulkan_shim.c`), as cards have one for transfers. 40 tokens are a wide step: the device
-computes them with copies of the experts, wherever these come from.
+The device shows a second queue (`vulkan_shim.c`), as cards have one for transfers. 40 tokens are a wide step: the
+device computes them with copies of the experts, wherever these come from.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.native.resident_prefill import N_STEPS
 from tests.native.test_residency import N_LAYER
+from tests.residency_bench import ROOT
 
-ICD = Path("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json")
 MODES = ("stock", "zero", "half", "full")
-ROOT = Path(__file__).parents[2]
 DEVICE_SPLITS = N_LAYER + 1
 """Parts of a step that stock llama.cpp computes on the device when all experts are in memory."""
 
@@ -29,27 +26,14 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def seen(library_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(lavapipe: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Mode -> its line."""
-    if not ICD.exists() or not (library_path / "libggml-vulkan.so").exists():
-        pytest.skip("needs Mesa's lavapipe and a build with the Vulkan backend")
-    directory = tmp_path_factory.mktemp("prefill")
-    command = [sys.executable, "-m", "tests.native.resident_prefill", str(directory), *MODES]
-    environment = os.environ | {"GGML_VK_VISIBLE_DEVICES": "0", "VK_ICD_FILENAMES": str(ICD)}
-    environment |= {"LD_PRELOAD": str(_shim(directory)), "HOTSET_SHIM_QUEUES": "2"}
+    command = [sys.executable, "-m", "tests.native.resident_prefill", str(tmp_path_factory.mktemp("prefill")), *MODES]
+    environment = os.environ | lavapipe | {"HOTSET_SHIM_QUEUES": "2"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return {line["mode"]: line for line in lines}
-
-
-def _shim(directory: Path) -> Path:
-    compiler, library = shutil.which("cc"), directory / "vulkan_shim.so"
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    source = Path(__file__).with_name("vulkan_shim.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", library, source], check=True)
-    return library
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
@@ -77,6 +61,6 @@ def test_a_prompt_waits_for_the_device_at_its_end_only(seen: dict[str, Any], mod
 
 
 def test_the_device_is_not_drained_before_the_cpu_computes_its_experts(seen: dict[str, Any]) -> None:
-    """Stock waits for all that was queued, a step of ours for the reads alone: the next parts are queued behind them."""
+    """Stock waits for all that was queued, we wait for the reads alone: the next parts are queued behind them."""
     assert seen["stock"]["counts"]["steps"]["fence_waits"] >= N_LAYER * N_STEPS
     assert seen["zero"]["counts"]["steps"]["fence_waits"] < N_LAYER * N_STEPS

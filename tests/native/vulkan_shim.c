@@ -1,5 +1,6 @@
 // Preloaded into a test's process: counts what the Vulkan backend submits and waits for. With HOTSET_SHIM_QUEUES=2 a
-// device that has one queue shows a second one (the same behind the scenes), so that code for two of them runs.
+// device that has one queue shows a second one (the same behind the scenes), so that code for two of them runs. With
+// HOTSET_SHIM_KEEP_BUFFERS=1 no buffer is destroyed, for a driver that uses those of stale bindings (tests/lavapipe.py).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -62,12 +63,25 @@ static VKAPI_ATTR void VKAPI_CALL get_queue(VkDevice device, const VkDeviceQueue
     real_get_queue(device, &first, out);
 }
 
+static VKAPI_ATTR void VKAPI_CALL keep_buffer(VkDevice device, VkBuffer buffer, const VkAllocationCallbacks * allocator) {
+    (void) device, (void) buffer, (void) allocator;
+}
+
+static PFN_vkDestroyBuffer real_destroy_buffer;
+
+static int is_set(const char * name, const char * value) {
+    const char * found = getenv(name);
+    return found != NULL && strcmp(found, value) == 0;
+}
+
 static PFN_vkVoidFunction replaced(const char * name, PFN_vkVoidFunction real) {
-    const char * queues = getenv("HOTSET_SHIM_QUEUES");
 #define REPLACE(vk_name, keep, with) if (strcmp(name, vk_name) == 0) { *(PFN_vkVoidFunction *) &keep = real; return (PFN_vkVoidFunction) with; }
     REPLACE("vkQueueSubmit", real_submit, submit)
     REPLACE("vkResetFences", real_reset_fences, reset_fences)
-    if (queues != NULL && strcmp(queues, "2") == 0) {
+    if (is_set("HOTSET_SHIM_KEEP_BUFFERS", "1")) {
+        REPLACE("vkDestroyBuffer", real_destroy_buffer, keep_buffer)
+    }
+    if (is_set("HOTSET_SHIM_QUEUES", "2")) {
         REPLACE("vkGetPhysicalDeviceQueueFamilyProperties", real_families, families)
         REPLACE("vkCreateDevice", real_create_device, create_device)
         REPLACE("vkGetDeviceQueue2", real_get_queue, get_queue)
