@@ -22,7 +22,7 @@ from tests.residency_bench import Bench, Logits, fill, kl, open_bench
 
 N_PROMPT, N_STEPS = 40, 4
 SLOTS = {"zero": 8, "half": 8, "full": N_EXPERT}
-COUNTED = ("submissions", "semaphore_waits", "fence_waits")
+COUNTED = ("submissions", "semaphore_waits", "fence_waits", "held_back")
 Counts = dict[str, dict[str, int]]
 """Phase -> what the driver was given in it, by `COUNTED`."""
 

@@ -64,3 +64,9 @@ def test_the_device_is_not_drained_before_the_cpu_computes_its_experts(seen: dic
     """Stock waits for all that was queued, we wait for the reads alone: the next parts are queued behind them."""
     assert seen["stock"]["counts"]["steps"]["fence_waits"] >= N_LAYER * N_STEPS
     assert seen["zero"]["counts"]["steps"]["fence_waits"] < N_LAYER * N_STEPS
+
+
+def test_the_part_behind_the_cpus_share_is_recorded_before_it(seen: dict[str, Any]) -> None:
+    """While the CPU looks whether its reads have ended, what the device computes after the CPU is held back."""
+    assert seen["half"]["counts"]["steps"]["held_back"] >= (N_LAYER - 1) * N_STEPS
+    assert seen["full"]["counts"]["steps"]["held_back"] == 0

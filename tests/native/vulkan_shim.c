@@ -8,17 +8,21 @@
 #include <string.h>
 #include <vulkan/vulkan.h>
 
-static struct { unsigned long submissions, semaphore_waits, fence_waits; } counted;
+static struct { unsigned long submissions, semaphore_waits, fence_waits, held_back; } counted;
+static unsigned long recorded; // command buffers that are not submitted yet
 
 static PFN_vkQueueSubmit real_submit;
 static PFN_vkResetFences real_reset_fences;
+static PFN_vkEndCommandBuffer real_end;
+static PFN_vkGetSemaphoreCounterValue real_look;
 static PFN_vkGetPhysicalDeviceQueueFamilyProperties real_families;
 static PFN_vkCreateDevice real_create_device;
 static PFN_vkGetDeviceQueue2 real_get_queue;
 static pthread_mutex_t submitting = PTHREAD_MUTEX_INITIALIZER; // two queues of the backend may be one of the driver
 
-// submissions, submissions that wait for a semaphore, fences that were waited for and reset
-void shim_counts(unsigned long out[3]) {
+// submissions, submissions that wait for a semaphore, fences that were waited for and reset, looks at a semaphore while
+// something that was recorded was not submitted
+void shim_counts(unsigned long out[4]) {
     memcpy(out, &counted, sizeof(counted));
 }
 
@@ -27,6 +31,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL submit(VkQueue queue, uint32_t n, const Vk
     counted.submissions++;
     for (uint32_t i = 0; i < n; i++) {
         counted.semaphore_waits += infos[i].waitSemaphoreCount > 0;
+        recorded -= infos[i].commandBufferCount;
     }
     const VkResult result = real_submit(queue, n, infos, fence);
     pthread_mutex_unlock(&submitting);
@@ -36,6 +41,16 @@ static VKAPI_ATTR VkResult VKAPI_CALL submit(VkQueue queue, uint32_t n, const Vk
 static VKAPI_ATTR VkResult VKAPI_CALL reset_fences(VkDevice device, uint32_t n, const VkFence * fences) {
     counted.fence_waits += n;
     return real_reset_fences(device, n, fences);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL end(VkCommandBuffer buffer) {
+    recorded++;
+    return real_end(buffer);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL look(VkDevice device, VkSemaphore semaphore, uint64_t * value) {
+    counted.held_back += recorded > 0;
+    return real_look(device, semaphore, value);
 }
 
 static VKAPI_ATTR void VKAPI_CALL families(VkPhysicalDevice device, uint32_t * n, VkQueueFamilyProperties * out) {
@@ -78,6 +93,8 @@ static PFN_vkVoidFunction replaced(const char * name, PFN_vkVoidFunction real) {
 #define REPLACE(vk_name, keep, with) if (strcmp(name, vk_name) == 0) { *(PFN_vkVoidFunction *) &keep = real; return (PFN_vkVoidFunction) with; }
     REPLACE("vkQueueSubmit", real_submit, submit)
     REPLACE("vkResetFences", real_reset_fences, reset_fences)
+    REPLACE("vkEndCommandBuffer", real_end, end)
+    REPLACE("vkGetSemaphoreCounterValue", real_look, look)
     if (is_set("HOTSET_SHIM_KEEP_BUFFERS", "1")) {
         REPLACE("vkDestroyBuffer", real_destroy_buffer, keep_buffer)
     }
