@@ -47,7 +47,8 @@ class Loaded:
         room = Room(spec, file, self._devices)
         whole = room.whole_layers(wish) if isinstance(wish, Wanted) else []
         lack = gguf_check.memory_warning(file.facts, room.bytes(file.facts.bytes_of_experts(whole)))
-        spec = _for_memory(_for_slots(spec, wish), lack)
+        pins = any(devices.reads_host_memory(device) for device in chosen)
+        spec = _for_memory(_for_slots(spec, wish, pins), lack)
         with ExitStack() as stack:
             self.model = stack.enter_context(Model(spec, progress, chosen=chosen, on_device=whole))
             if not self.model.has_decoder or self.model.has_encoder:
@@ -183,9 +184,15 @@ class Room:
         return wish.whole_layers(shortage, self._facts.other_bytes)
 
 
-def _for_slots(spec: Load, wish: Wanted | Off) -> Load:
-    """Weights that the CPU has rearranged cannot be copied into slots."""
-    return spec if isinstance(wish, Off) else spec.model_copy(update={"repack": False})
+def _for_slots(spec: Load, wish: Wanted | Off, pins: bool) -> Load:
+    """Weights that the CPU has rearranged cannot be copied into slots, and those of a mapped file only slowly.
+
+    `pins`: the device copies faster from memory of its own choice, which takes what is read in and not what is mapped.
+    """
+    if isinstance(wish, Off):
+        return spec
+    read_in = {"load_mode": "none"} if pins and spec.load_mode == "auto" else {}
+    return spec.model_copy(update={"repack": False} | read_in)
 
 
 def _residency_warnings(experts: Experts | Off) -> list[str]:

@@ -83,6 +83,13 @@ def describe(pointer: int) -> Device:
     return _describe(ggml(), pointer)
 
 
+def reads_host_memory(pointer: int) -> bool:
+    """Whether a device copies from memory that it has pinned, several times as fast as from any other."""
+    props = _Props()
+    ggml().ggml_backend_dev_get_props(pointer, ctypes.byref(props))
+    return bool(props.host_buffer)
+
+
 def _automatic(g: Ggml) -> list[int]:
     """Llama.cpp's own choice: each GPU once, though two backends see it; integrated ones where there is no other.
 

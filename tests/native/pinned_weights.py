@@ -10,7 +10,7 @@ from tests.native.test_engine_residency import answer, filled, loaded
 
 def main(model: str, hot_set: str) -> None:
     settings = {"hot_set": hot_set, "vram": "half"}
-    with loaded(Path(model), "Vulkan0", settings, load="none") as (made, loop, pipe):
+    with loaded(Path(model), "Vulkan0", settings, load="auto") as (made, loop, pipe):
         filled(made.experts, loop, pipe)
         answer(loop, pipe)
         print(made.experts.status().model_dump_json())

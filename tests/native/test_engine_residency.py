@@ -215,7 +215,7 @@ def test_a_device_that_is_too_small_gets_fewer_slots_and_says_so(
             assert device.slots == device.resident
 
 
-@pytest.mark.parametrize(("load", "kind"), [("none", "pageable"), ("mmap", "mapped")])
+@pytest.mark.parametrize(("load", "kind"), [("none", "pageable"), ("mmap", "mapped"), ("auto", "mapped")])
 def test_what_the_weights_lie_in_is_told(load: str, kind: str, servers: list[str], model: Path, hot_set: Path) -> None:
     """Servers pin no memory: it is pageable, without a word of llama.cpp."""
     residency = {"hot_set": str(hot_set), "vram": "half"}
@@ -229,7 +229,7 @@ def test_what_the_weights_lie_in_is_told(load: str, kind: str, servers: list[str
 
 @pytest.mark.timeout(300)
 def test_a_vulkan_device_reads_pinned_weights(model: Path, hot_set: Path, lavapipe: dict[str, str]) -> None:
-    """Mesa's software Vulkan, in a process of its own."""
+    """Unasked; on Mesa's software Vulkan, in a process of its own."""
     command = [sys.executable, "-m", "tests.native.pinned_weights", str(model), str(hot_set)]
     environment = os.environ | lavapipe
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
