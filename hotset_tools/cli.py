@@ -29,6 +29,7 @@ COMMANDS = {
     "inspect": Entry("hotset_tools.inspect", "command", "Describe a GGUF file: experts, sizes, context."),
     "make-model": Entry("hotset_tools.make_model", "command", "Generate a model with random weights."),
     "patchset": Entry("hotset_tools.patchset_command", "app", "Check, apply and export the patch series."),
+    "record": Entry("hotset_tools.record", "command", "Record which experts a model chooses for texts."),
     "verify": Entry("hotset_tools.verify", "command", "Compare experts on a device with stock llama.cpp."),
 }
 

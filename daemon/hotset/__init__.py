@@ -1,1 +1,1 @@
-"""Which experts belong into VRAM: the hot set's file, budgets, and the choice between them. Pure but for reading."""
+"""Which experts belong into VRAM: hot set, traces, budgets, heat, and the choice between them. Pure but for files."""

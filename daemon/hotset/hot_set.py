@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from daemon.errors import HotsetError
 from daemon.hotset.budget import RESERVED, SIZE_NAME
+from daemon.hotset.files import FaultyFile, ModelId, Part, reasons
 
 MAX_BYTES = 64 << 20
 """Larger files are refused unread; a list of all experts of the largest models takes less than 1 MiB a size."""
-
-_FAULTS_SHOWN = 20
 
 _T = TypeVar("_T")
 
@@ -23,36 +21,16 @@ LayerKey = tuple[int, int]
 """A set of routed experts: the model's layer, and which of its sets (0 in nearly every model)."""
 
 
-class HotSetUnusable(HotsetError):
-    """The file is no hot set, or not one for this model; `faults` lists everything that is wrong."""
+class HotSetUnusable(FaultyFile):
+    """The file is no hot set, or not one for this model."""
 
     code = "hot_set_unusable"
-
-    def __init__(self, file: str, faults: list[str]) -> None:
-        shown = faults[:_FAULTS_SHOWN]
-        more = [f"and {len(faults) - len(shown)} more"] if len(faults) > len(shown) else []
-        super().__init__(f"{file} cannot be used: {'; '.join([*shown, *more])}")
-        self.faults = faults
-
-
-class Part(BaseModel):
-    """Base of all parts of the file: no unknown fields, nothing coerced, immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ModelId(Part):
-    """The model whose routing was looked at; only the fingerprint decides whether the file fits."""
-
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
-    name: str = ""
-    architecture: str = ""
 
 
 class Source(Part):
     """What the ranking was learned from; for people, the daemon reads none of it."""
 
-    texts: list[str] = []
+    texts: list[str] = Field(default=[])
     tokens: int = Field(default=0, ge=0)
     """Tokens whose routing was counted."""
     method: str = ""
@@ -129,7 +107,7 @@ def read(path: Path) -> HotSet:
     try:
         return HotSet.model_validate_json(text)
     except ValidationError as error:
-        raise HotSetUnusable(path.name, [fault for item in error.errors() for fault in _reasons(dict(item))]) from None
+        raise HotSetUnusable(path.name, list(reasons(error))) from None
 
 
 def faults(hot_set: HotSet, fingerprint: str, n_experts: Mapping[LayerKey, int]) -> list[str]:
@@ -177,11 +155,3 @@ def _place(key: LayerKey) -> str:
 def _some(experts: list[int]) -> str:
     shown = ", ".join(map(str, experts[:4]))
     return f"expert {shown}" if len(experts) == 1 else f"experts {shown}{', ...' if len(experts) > 4 else ''}"
-
-
-def _reasons(item: dict[str, object]) -> list[str]:
-    loc = item["loc"]
-    assert isinstance(loc, tuple)
-    place = ".".join(str(part) for part in loc)
-    text = "there is no such field" if item["type"] == "extra_forbidden" else str(item["msg"])
-    return [f"{place}: {line}" if place else line for line in text.removeprefix("Value error, ").splitlines()]

@@ -28,6 +28,7 @@ def command(
     """Rank the experts of each layer by how often texts of yours use them, for residency.hot_set."""
     from hotset_tools.hot_set import learning
 
-    request = learning.Request(model, out, prompts or [PROMPTS], learning.percentages(sizes), tokens, device, threads)
+    texts = prompts or [PROMPTS]
+    request = learning.Request(model, out, texts, tokens, device, threads, learning.percentages(sizes))
     written = learning.learn(request, json=as_json)
     print(json.dumps(written.as_json(), indent=2) if as_json else written.text())

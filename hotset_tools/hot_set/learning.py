@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from daemon.errors import HotsetError
-from daemon.hotset.hot_set import HotSet, ModelId, Size, Source
+from daemon.hotset import files
+from daemon.hotset.files import ModelId
+from daemon.hotset.hot_set import HotSet, Size, Source
 from daemon.native import gguf_check, locate
 from hotset_tools.bench.models import use_native_build
 from hotset_tools.hot_set import counting, ranking
@@ -32,16 +34,33 @@ class CannotLearn(HotsetError):
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to learn from what; the fields are the options of `hotset hot-set`."""
+class Run:
+    """Texts to decode; the fields are options of the commands that do so."""
 
     model: Path
     out: Path
     prompts: Sequence[Path]
-    percentages: Sequence[float]
     tokens: int
     device: str
     threads: int
+
+    def job(self, texts: Sequence[tuple[str, str]], ids: str = "") -> counting.Job:
+        """What the child is to do; see `counting.Job` for `ids`."""
+        return counting.Job(
+            model=str(self.model.absolute()),
+            texts=[text for _, text in texts],
+            tokens=self.tokens,
+            device=self.device,
+            threads=self.threads,
+            ids=ids,
+        )
+
+
+@dataclass(frozen=True)
+class Request(Run):
+    """What `hotset hot-set` learns from what."""
+
+    percentages: Sequence[float]
 
 
 @dataclass(frozen=True)
@@ -95,26 +114,44 @@ def learn(request: Request, *, json: bool = False) -> Written:
         CannotLearn: a text cannot be read, nothing is to be counted, or the file cannot be written.
         ModelUnusable: the model cannot be read.
     """
-    if not request.out.parent.is_dir():
-        raise CannotLearn(f"{request.out} cannot be written: {request.out.parent} is no directory")
-    file = gguf_check.check(request.model)
-    if not file.facts.is_moe:
-        raise CannotLearn(f"{file.path.name} is dense: it has no experts to rank")
-    texts = dict(_texts(request.prompts))
-    use_native_build()
-    reporter = make_reporter(json=json)
-    try:
-        result, stand_in = _count(request, list(texts.values()), reporter)
-    finally:
-        reporter.close()
+    file = check(request.model, request.out)
+    texts = read_texts(request.prompts)
+    result, stand_in = count(request.job(texts), make_reporter(json=json))
     counts = {(layer.layer, layer.set): layer.counts for layer in result.layers}
-    source = Source(
-        texts=list(texts), tokens=result.tokens, method=METHOD, created=datetime.now(UTC).isoformat(timespec="seconds")
-    )
-    model = ModelId(fingerprint=file.fingerprint, name=file.path.stem, architecture=file.architecture)
-    hot_set = ranking.make(counts, request.percentages, model, source)
+    names, created = [name for name, _ in texts], datetime.now(UTC).isoformat(timespec="seconds")
+    source = Source(texts=names, tokens=result.tokens, method=METHOD, created=created)
+    hot_set = ranking.make(counts, request.percentages, model_id(file), source)
     _write(request.out, hot_set)
     return Written(request.out, hot_set, stand_in)
+
+
+def check(model: Path, out: Path) -> gguf_check.GgufFile:
+    """The model's file, once it is clear that it has experts and that `out` has a directory.
+
+    Raises:
+        CannotLearn: one of them is not so.
+        ModelUnusable: the model cannot be read.
+    """
+    if not out.parent.is_dir():
+        raise CannotLearn(f"{out} cannot be written: {out.parent} is no directory")
+    file = gguf_check.check(model)
+    if not file.facts.is_moe:
+        raise CannotLearn(f"{file.path.name} is dense: it has no experts to rank")
+    return file
+
+
+def model_id(file: gguf_check.GgufFile) -> ModelId:
+    """What files of ours say about the model they were made from."""
+    return ModelId(fingerprint=file.fingerprint, name=file.path.stem, architecture=file.architecture)
+
+
+def read_texts(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """Names and contents of text files in the order given; of a directory its .txt files in the order of their names.
+
+    Raises:
+        CannotLearn: there are none, or one cannot be read.
+    """
+    return list(_texts(paths))
 
 
 def _texts(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
@@ -128,25 +165,26 @@ def _texts(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
             raise CannotLearn(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _count(request: Request, texts: list[str], reporter: Reporter) -> tuple[counting.Counted, bool]:
-    """In a child on the device; where there is none, on a CPU that stands in for one."""
-    job = counting.Job(
-        model=str(request.model.absolute()),
-        texts=texts,
-        tokens=request.tokens,
-        device=request.device,
-        threads=request.threads,
-    )
-    reporter.stage(f"reading {request.model.name}")
-    result = _child(job, reporter)
-    if not isinstance(result, counting.NoDevice):
-        return result, False
-    reporter.note("no device is there: a CPU behind llama.cpp's RPC backend stands in for one")
-    with rpc_server(Path(os.environ[locate.OVERRIDE])) as server:
-        result = _child(job.model_copy(update={"device": server.device}), reporter)
-    if isinstance(result, counting.NoDevice):
-        raise CannotLearn("the CPU that should stand in for a device cannot be used")
-    return result, True
+def count(job: counting.Job, reporter: Reporter) -> tuple[counting.Counted, bool]:
+    """Count in a child on the device; where there is none, on a CPU that stands in for one, which is the second value.
+
+    Raises:
+        CannotLearn: the child failed, or nothing is to be counted.
+    """
+    use_native_build()
+    try:
+        reporter.stage(f"reading {Path(job.model).name}")
+        result = _child(job, reporter)
+        if not isinstance(result, counting.NoDevice):
+            return result, False
+        reporter.note("no device is there: a CPU behind llama.cpp's RPC backend stands in for one")
+        with rpc_server(Path(os.environ[locate.OVERRIDE])) as server:
+            result = _child(job.model_copy(update={"device": server.device}), reporter)
+        if isinstance(result, counting.NoDevice):
+            raise CannotLearn("the CPU that should stand in for a device cannot be used")
+        return result, True
+    finally:
+        reporter.close()
 
 
 def _child(job: counting.Job, reporter: Reporter) -> counting.Counted | counting.NoDevice:
@@ -175,11 +213,7 @@ def _child(job: counting.Job, reporter: Reporter) -> counting.Counted | counting
 
 
 def _write(path: Path, hot_set: HotSet) -> None:
-    temporary = path.with_name(f".{path.name}.partial")
     try:
-        temporary.write_text(hot_set.model_dump_json(exclude_defaults=True) + "\n", "utf-8")
-        temporary.replace(path)
+        files.replace(path, hot_set.model_dump_json(exclude_defaults=True).encode() + b"\n")
     except OSError as error:
         raise CannotLearn(f"{path} cannot be written: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from daemon.hotset.hot_set import HotSet, LayerExperts, LayerKey, ModelId, Size, Source
+from daemon.hotset.files import ModelId
+from daemon.hotset.hot_set import HotSet, LayerExperts, LayerKey, Size, Source
 
 Counts = Mapping[LayerKey, Sequence[int]]
 """How often each expert of a layer was selected."""

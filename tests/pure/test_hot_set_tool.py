@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.errors import HotsetError
-from daemon.hotset.hot_set import ModelId, Source
+from daemon.hotset.files import ModelId
+from daemon.hotset.hot_set import Source
 from daemon.native.context import Context
+from daemon.native.hotset import Residency
 from hotset_tools.hot_set import counting, learning, ranking
 from hotset_tools.hot_set.learning import CannotLearn
 from tests.engine_fakes import BAD_TOKEN, FakeContext
@@ -49,8 +53,11 @@ def test_larger_sizes_hold_the_smaller_ones_and_cover_more(counts: list[list[int
 def test_every_token_is_decoded_once_in_narrow_steps(texts: list[list[int]]) -> None:
     context = Counting(1000)
     told: list[counting.Progress] = []
-    n = counting.decode(cast(Context, context), texts, told.append)
+    places: list[counting.Place] = []
+    n = counting.decode(cast(Context, context), texts, told.append, places.extend)
     rows = [row for batch in context.batches for row in batch]
+    assert [texts[text][position] for text, position in places] == [token for token, *_ in rows]
+    assert len(set(places)) == n
     assert n == len(rows) == sum(map(len, texts)) == told[-1].done == told[-1].total
     assert sorted(token for token, *_ in rows) == sorted(token for text in texts for token in text)
     for batch in context.batches:
@@ -94,6 +101,38 @@ def test_what_cannot_be_learned_is_said_before_anything_runs(
 
 def test_texts_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(CannotLearn, match=r"no \.txt file"):
-        list(learning._texts([tmp_path]))
+        learning.read_texts([tmp_path])
     with pytest.raises(CannotLearn, match="cannot be read"):
-        list(learning._texts([tmp_path / "none.txt"]))
+        learning.read_texts([tmp_path / "none.txt"])
+
+
+def test_texts_of_the_same_name_are_all_used(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text(name, "utf-8")
+    assert learning.read_texts([tmp_path / "a", tmp_path / "b"]) == [("text.txt", "a"), ("text.txt", "b")]
+
+
+def test_a_recorder_puts_tokens_where_they_belong() -> None:
+    recorder = counting.Recorder(cast(Residency, Router()), [2, 3])
+    for step in ([(0, 0), (1, 0)], [(0, 1), (1, 1)], [(1, 2)]):
+        recorder(step)
+    assert recorder.ids.tolist() == [[[0, 1]], [[10, 11]], [[0, 1]], [[10, 11]], [[20, 21]]]
+
+
+class Router:
+    """One layer; its choice is made of the step's number and the selection's."""
+
+    n_layers = 1
+
+    def __init__(self) -> None:
+        self.step = -1
+
+    def layers(self) -> list[SimpleNamespace]:
+        """What a recorder asks for."""
+        return [SimpleNamespace(n_expert_used=2)]
+
+    def router_ids(self, index: int, n_tokens: int) -> np.ndarray:
+        """[n_tokens, 2]."""
+        self.step += 1
+        return np.array([[10 * self.step, 10 * self.step + 1]] * n_tokens)

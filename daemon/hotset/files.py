@@ -1,0 +1,64 @@
+"""Files of ours: they are written whole, and whoever reads one lists everything that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from daemon.errors import HotsetError
+
+_SHOWN = 20
+
+
+class FaultyFile(HotsetError):
+    """The file cannot be used; `faults` lists everything that is wrong."""
+
+    code = "faulty_file"
+
+    def __init__(self, file: str, faults: list[str]) -> None:
+        shown = faults[:_SHOWN]
+        more = [f"and {len(faults) - len(shown)} more"] if len(faults) > len(shown) else []
+        super().__init__(f"{file} cannot be used: {'; '.join([*shown, *more])}")
+        self.faults = faults
+
+
+class Part(BaseModel):
+    """Base of all parts of a file: no unknown fields, nothing coerced, immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelId(Part):
+    """The model whose routing was looked at; only the fingerprint decides whether a file fits."""
+
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    name: str = ""
+    architecture: str = ""
+
+
+def reasons(error: ValidationError) -> Iterator[str]:
+    """What pydantic found, one fault a line."""
+    for item in error.errors():
+        place = ".".join(map(str, item["loc"]))
+        text = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
+        for line in text.removeprefix("Value error, ").splitlines():
+            yield f"{place}: {line}" if place else line
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write the file, all of it or nothing; one that is there is replaced.
+
+    Raises:
+        OSError: it cannot be written; what was there is there still.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
