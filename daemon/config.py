@@ -94,9 +94,10 @@ class ResidencySection(Section):
     hot_set: str = next_load("")
     vram: str | int | dict[str, str | int] = next_load("")
 
-    @field_validator("vram")
+    @field_validator("vram", mode="before")
     @classmethod
-    def _readable_budgets(cls, vram: str | int | dict[str, str | int]) -> str | int | dict[str, str | int]:
+    def _readable_budgets(cls, vram: object) -> object:
+        """Before its type is looked at: what pydantic says of a union is a line for each of its types."""
         budget.parse_all(vram)
         return vram
 

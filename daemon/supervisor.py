@@ -46,6 +46,7 @@ LONG_LIFE_SECONDS = 60.0
 _STDERR_LINES = 40
 _ABORT_SECONDS = 3.0
 _LAST_WORDS_SECONDS = 2.0
+_NO_ENGINE = Residency(reason="off: there is no engine yet; it is being started")
 
 log = logging.getLogger("hotset.supervisor")
 
@@ -131,7 +132,7 @@ class Supervisor:
         self.progress = 0.0
         self.info: ModelInfo | None = None
         self.snapshot = Snapshot()
-        self.residency = Residency()
+        self.residency = _NO_ENGINE
         self.restarts = 0
         self.load_seconds = 0.0
         self.settled = asyncio.Event()
@@ -334,7 +335,7 @@ class Supervisor:
         if self.state == "ready":
             self._change("restarting", why)
         self.reason = why if self.state != "stopped" else self.reason
-        self.snapshot, self.residency = Snapshot(), Residency()
+        self.snapshot, self.residency = Snapshot(), _NO_ENGINE
         self._n_still_born = 0 if self._ready_at else self._n_still_born + 1
         if self.listener is not None:
             self.listener.engine_lost(f"The engine ended: {why}.")

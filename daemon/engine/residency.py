@@ -167,7 +167,7 @@ class Experts:
         if self._off:
             return f"off: {self._off}"
         accounts, whole = self.plan.devices, len(self._wholly)
-        memory = Counter(layer.memory for layer in layers)
+        memory = Counter(layer.memory for layer in layers if layer.device)
         words = [
             f"{self.plan.n_experts} of {sum(layer.experts for layer in layers)} experts of {self._file} have slots",
             *(f"{one.effective_bytes / MIB:.1f} MiB on {one.device}" for one in accounts if one.effective_bytes),

@@ -35,7 +35,7 @@ class Bytes:
     n: int
 
     def __str__(self) -> str:
-        return f"{self.n / MIB:g} MiB"
+        return f"{self.n / MIB:.3f}".rstrip("0").rstrip(".") + " MiB"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def parse(text: str) -> Budget:
     return Bytes(round(value * MIB))
 
 
-def parse_all(value: str | int | Mapping[str, str | int]) -> dict[str, Budget]:
+def parse_all(value: object) -> dict[str, Budget]:
     """Budgets by device from the config's value; one for all stands under `EVERY_DEVICE`. Nothing asked is empty.
 
     A string may list devices too ("Vulkan0=50%, Vulkan1=4096"), which is how the environment gives them.
@@ -82,8 +82,8 @@ def parse_all(value: str | int | Mapping[str, str | int]) -> dict[str, Budget]:
         ValueError: a budget is none, or a device has two.
     """
     if isinstance(value, Mapping):
-        return {_device(name): parse(str(budget)) for name, budget in value.items()}
-    text = str(value).strip()
+        return {_device(name): parse(_text(budget)) for name, budget in value.items()}
+    text = _text(value).strip()
     if "=" not in text:
         return {EVERY_DEVICE: parse(text)} if text else {}
     pairs = [part.partition("=") for part in text.split(",")]
@@ -96,6 +96,12 @@ def parse_all(value: str | int | Mapping[str, str | int]) -> dict[str, Budget]:
 def of_device(budgets: Mapping[str, Budget], device: str) -> Budget | None:
     """The budget that applies to a device; None: it gets no experts."""
     return budgets.get(device, budgets.get(EVERY_DEVICE))
+
+
+def _text(budget: object) -> str:
+    if isinstance(budget, bool) or not isinstance(budget, str | int):
+        raise ValueError(f"{budget!r} is none of: the name of a size, \"50%\", a whole number of MiB, a table of these")
+    return str(budget)
 
 
 def _device(name: str) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from daemon.errors import HotsetError
 
 _SHOWN = 20
+_LENGTH = 200
 
 
 class FaultyFile(HotsetError):
@@ -19,6 +20,7 @@ class FaultyFile(HotsetError):
     code = "faulty_file"
 
     def __init__(self, file: str, faults: list[str]) -> None:
+        faults = [_plain(fault) for fault in faults]
         shown = faults[:_SHOWN]
         more = [f"and {len(faults) - len(shown)} more"] if len(faults) > len(shown) else []
         super().__init__(f"{file} cannot be used: {'; '.join([*shown, *more])}")
@@ -46,6 +48,12 @@ def reasons(error: ValidationError) -> Iterator[str]:
         text = "there is no such field" if item["type"] == "extra_forbidden" else item["msg"]
         for line in text.removeprefix("Value error, ").splitlines():
             yield f"{place}: {line}" if place else line
+
+
+def _plain(fault: str) -> str:
+    """Names in a file may be long and hold anything, what terminals obey too."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in fault)
+    return printable if len(printable) <= _LENGTH else f"{printable[:_LENGTH]}..."
 
 
 def replace(path: Path, content: bytes) -> None:

@@ -62,10 +62,14 @@ class Plan:
         return [len(self.experts.get(index, ())) for index in range(n_layers)]
 
 
+TOO_LITTLE = "that holds no expert and the zeros beside it"
+"""Why a budget that fits the device gives no slot."""
+
+
 def no_room(plan: Plan) -> str:
     """Why a plan holds no expert."""
-    asked = (f"{one.device}, asked for {one.asked}{', but ' + one.why if one.why else ''}" for one in plan.devices)
-    return f"there is room for no expert on {'; '.join(asked)}"
+    asked = (f"{one.device} was asked for {one.asked}, but {one.why or TOO_LITTLE}" for one in plan.devices)
+    return f"no expert has a slot: {'; '.join(asked)}"
 
 
 def unknown_sizes(hot_set: HotSet, budgets: Mapping[str, Budget]) -> list[str]:
@@ -126,6 +130,8 @@ def _on_device(
     n_chosen, n_wanted = (sum(map(len, lists.values())) for lists in (chosen, wanted))
     if not why and n_chosen == n_wanted < _n_asked(budget, open_layers, limit):
         why = f"the hot set's size {hot_set.largest.name} lists no more experts"
+    if not why and not n_wanted and isinstance(budget, SizeOf):
+        why = f"the hot set's size {budget.name} lists no expert of its layers"
     effective = wholly + sum(layer.slot_bytes(len(chosen.get(layer.index, ()))) for layer in open_layers)
     return chosen, DevicePlan(device, str(budget), asked, effective, why)
 

@@ -153,7 +153,7 @@ def test_two_devices_have_their_own_layers_and_budgets(servers: list[str], model
     [
         ({"enabled": False}, {}, "residency.enabled is false"),
         ({"vram": "tiny"}, {}, "there is no size tiny; its sizes are half, all"),
-        ({"vram": 0}, {}, "there is room for no expert on RPC"),
+        ({"vram": 0}, {}, "was asked for 0 MiB, but that holds no expert"),
         ({}, {"format": 2}, "format"),
         ({}, {"model": {"fingerprint": "0" * 64}}, "another model"),
         ({}, {"sizes": [{"name": "a", "layers": [{"layer": 9, "experts": [16]}, {"layer": 1, "experts": [16]}]}]},

@@ -139,13 +139,14 @@ def test_layers_without_slots_say_why_and_those_without_a_copy_are_counted() -> 
         layer(0, memory=Memory.MAPPED),
         layer(1, memory=Memory.PAGEABLE),
         layer(2, reason=Reason.ON_DEVICE, **gone),
-        layer(3, reason=Reason.NO_DEVICE, **gone),
+        layer(3, reason=Reason.NO_DEVICE, **gone | {"memory": Memory.PINNED}),
     )
     status = filled(made(residency, wholly=(whole,))).status()
     assert [one.mode for one in status.layers] == ["partial", "partial", "device", "cold"]
-    assert [one.memory for one in status.layers] == ["mapped", "pageable", "", ""]
+    assert [one.memory for one in status.layers] == ["mapped", "pageable", "", "pinned"]
     assert [bool(one.reason) for one in status.layers] == [False, False, True, True]
     assert [one.device for one in status.layers] == ["V0", "V0", "V0", ""]
     assert status.devices[0].bytes == 18 * MIB
     assert "1 layers lie there without a copy in memory" in status.reason
     assert "mapped file" in status.reason
+    assert "pinned" not in status.reason, "no device reads what a layer of the CPU lies in"

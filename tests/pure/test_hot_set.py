@@ -107,6 +107,13 @@ def test_all_faults_beside_the_model_are_listed() -> None:
 
 def test_a_message_stays_short_however_much_is_wrong() -> None:
     assert len(HotSetUnusable("hot.json", ["something is wrong"] * 10_000).message) < 1000
+    (fault,) = HotSetUnusable("hot.json", ["x" * 100_000]).faults
+    assert len(fault) < 300
+
+
+def test_names_in_a_file_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
+    found = faults_of(tmp_path, document(**{"\x1b[31mred\nnext": 1}))
+    assert found == ["?[31mred?next: there is no such field"]
 
 
 JSON = st.recursive(
@@ -151,6 +158,8 @@ def test_a_deep_or_endless_file_is_refused(tmp_path: Path) -> None:
         ("half", SizeOf("half")),
         ("p25", SizeOf("p25")),
         ("0", Bytes(0)),
+        ("16777216", Bytes(16_777_216 * MIB)),
+        ("123456.789", Bytes(round(123456.789 * MIB))),
     ],
 )
 def test_budgets_are_read(text: str, budget: object) -> None:
@@ -172,7 +181,7 @@ def test_budgets_by_device() -> None:
     assert of_device(parse_all("half"), "Vulkan2") == SizeOf("half")
     assert parse_all("") == {}
     assert parse_all(0) == {"": Bytes(0)}
-    for wrong in ("=50%", "a=", "a=1,a=2", "a=1,", {"": 5}):
+    for wrong in ("=50%", "a=", "a=1,a=2", "a=1,", {"": 5}, 1.5, True, float("nan"), ["50%"], {"a": True}, {"a": {}}):
         with pytest.raises(ValueError, match=r"."):
             parse_all(wrong)
 
@@ -216,6 +225,10 @@ def test_what_is_free_and_what_is_listed_limit_the_rest_and_it_is_said() -> None
         (account,) = made(few, layers, vram).devices
         assert (account.effective_bytes, account.why) == (10 * MIB, "the hot set's size half lists no more experts")
     assert made(few, layers, "50%").devices[0].why == ""
+    empty = HotSet.model_validate(document(sizes=[{"name": "none", "layers": []}]))
+    said = placement.no_room(made(empty, layers, "none"))
+    assert said.endswith("A was asked for none, but the hot set's size none lists no expert of its layers")
+    assert placement.TOO_LITTLE in placement.no_room(made(hot, layers, 1))
 
 
 def test_every_device_has_its_own_budget() -> None:

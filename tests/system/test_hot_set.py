@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from daemon.native.gguf_check import check
 from tests.minigguf import write_moe
 from tests.residency_bench import RpcServer, rpc_server
+from tests.rpc_proxy import proxy
 from tests.system.daemon_process import Daemon, eventually, running
 
 BODY = {"prompt": "What the sea gives", "temperature": 0, "n_predict": 24, "ignore_eos": True, "return_tokens": True}
@@ -118,6 +120,39 @@ def check_told(daemon: Daemon) -> None:
     log = daemon.output()
     assert f"experts in VRAM are {status['reason']}" in log
     assert "experts in VRAM are filling: 32 of 64 experts of hot.json" in log
+
+
+def test_an_engine_that_is_killed_while_it_fills_is_replaced_and_filled_again(
+    model: Path, learned: Path, server: RpcServer, tmp_path: Path
+) -> None:
+    """Then the service is told to stop while the next one fills."""
+    gate, n_before = threading.Event(), 20
+
+    def held(number: int, data: bytes, _before: bytes) -> bytes:
+        assert number < n_before or gate.wait(60)
+        return data
+
+    settings = {"MODEL_PATH": str(model), "ENGINE_THREADS": "1", "ENGINE_RESTART_DELAY_SECONDS": "0.5"}
+    settings |= {"RESIDENCY_HOT_SET": str(learned), "RESIDENCY_VRAM": "p50"}
+    with (
+        proxy(server.port, held) as device,
+        running(tmp_path, ENGINE_DEVICE=f"rpc:127.0.0.1:{device.port}", **settings) as daemon,
+    ):
+        eventually(lambda: device.n_uploads == n_before, "part of the upload")
+        assert residency(daemon)["state"] == "filling"
+        daemon.engine().kill()
+        eventually(lambda: residency(daemon)["state"] == "off", "the end of the engine")
+        assert "there is no engine" in residency(daemon)["reason"]
+        gate.set()
+        eventually(lambda: daemon.health() == 200 and residency(daemon)["state"] == "on", "the next upload")
+        assert residency(daemon)["devices"][0]["resident"] == 32
+        assert len(tokens(daemon)) == BODY["n_predict"]
+        gate.clear()
+        daemon.engine().kill()
+        device.n_uploads = 0
+        eventually(lambda: device.n_uploads == n_before, "part of the third upload")
+        threading.Timer(1, gate.set).start()
+        assert daemon.stop() == 0
 
 
 def test_check_lists_all_faults_of_the_file(model: Path, learned: Path, tmp_path: Path) -> None:
