@@ -1,4 +1,4 @@
-"""Times arms: one scouting run each, then interleaved rounds of those that are left."""
+"""Times arms: scouting runs, then interleaved rounds of those that are left."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from hotset_tools.bench.walks import Walks
 NEAR_BEST = 1.08
 """After scouting a static split stays in the race if it is not this much slower than the best one."""
 
+SCOUTS = 3
+"""How often an arm is tried; its best counts. Once is not enough to choose between numbers of threads: caches, clocks."""
+
 ENOUGH_ROUNDS = 3
-_SCOUTING = 7000  # number of the walk that is scouted with; rounds have walks 0, 1, ...
+_SCOUTING = 7000  # number of the first walk that is scouted with; rounds have walks 0, 1, ...
 
 
 class Race:
@@ -46,13 +49,14 @@ class Race:
             try:
                 if cell.phase == "prefill":
                     self._time(cell, arm, 1, _SCOUTING)  # the first one builds pipelines, a decode's warm steps do so
-                reply = self._time(cell, arm, steps, _SCOUTING)
+                tries = SCOUTS if cell.phase == "decode" else 1
+                replies = [self._time(cell, arm, steps, _SCOUTING + n) for n in range(tries)]
             except WorkerFailed as error:
                 if error.ended:
                     raise
                 self._note(f"{arm.label} is left out: {error.message}")
                 continue
-            speeds[arm] = float(reply["seconds"]) / _units(cell, steps)
+            speeds[arm] = min(float(reply["seconds"]) for reply in replies) / _units(cell, steps)
             self._say(f"scout {arm.label}: {1e3 * speeds[arm]:.2f} ms")
         return {arm: speeds[arm] for arm in keep(speeds, NEAR_BEST)}
 

@@ -200,6 +200,7 @@ class FakeChild:
 
     def __init__(self, free: int) -> None:
         self.free, self.said, self.fails, self.ended = free, [], "", False
+        self.seconds: list[float] = []
         self.total = 80 * EXPERT
 
     def ask(self, do: str, **fields: Any) -> dict[str, Any]:
@@ -213,7 +214,8 @@ class FakeChild:
         }
         if do in held:
             self.free -= held[do](self.place) * (-1 if do == "unload" else 1)
-        return {"free": self.free, "total": self.total, "seconds": 1.0, "hits": [1], "misses": [1], "layers": []}
+        seconds = self.seconds.pop(0) if self.seconds and do == "decode" else 1.0
+        return {"free": self.free, "total": self.total, "seconds": seconds, "hits": [1], "misses": [1], "layers": []}
 
     place = Place("ours", N_LAYERS)
 
@@ -289,6 +291,12 @@ class TestRace:
         times = race.rounds(DECODE, [OURS, SAME[0]], 10, 0.0)
         assert len(times[OURS].seconds) == ENOUGH_ROUNDS
         assert notes == ["decode of 1: 3 rounds only, the time is over"]
+
+    def test_one_slow_try_drops_no_arm(self, child: FakeChild) -> None:
+        """Six steps right after another arm's are slow now and then, by more than arms differ."""
+        race, _ = self.race(child)
+        child.seconds = [9.0, 6.0, 6.0, 12.0, 12.0, 12.0]
+        assert race.scout(DECODE, SAME) == {SAME[0]: 1.0}
 
     def test_an_arm_that_cannot_be_opened_leaves_the_race(self, child: FakeChild) -> None:
         race, notes = self.race(child)
