@@ -17,7 +17,7 @@ NEAR_BEST = 1.08
 """After scouting a static split stays in the race if it is not this much slower than the best one."""
 
 SCOUTS = 3
-"""How often an arm is tried; its best counts. Once is not enough to choose between numbers of threads: caches, clocks."""
+"""How often an arm is tried; its best counts. One try is too few to choose between numbers of threads."""
 
 ENOUGH_ROUNDS = 3
 _SCOUTING = 7000  # number of the first walk that is scouted with; rounds have walks 0, 1, ...
