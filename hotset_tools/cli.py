@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -53,6 +54,8 @@ def make_app(wanted: str | None) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of the console script. An error that this project raises on purpose is one message and exit code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        signal.signal(signal.SIGTERM, _end)
     wanted = next((word for word in words if not word.startswith("-")), None)
     try:
         make_app(wanted)(words)
@@ -66,6 +69,11 @@ def _register(app: typer.Typer, name: str, target: typer.Typer | Callable[..., A
         app.add_typer(target, name=name, help=text)
     else:
         app.command(name, help=text if target is _unreached else target.__doc__)(target)
+
+
+def _end(number: int, _frame: object) -> None:
+    """As Ctrl-C ends it: files that are not whole yet and children go too."""
+    sys.exit(128 + number)
 
 
 def _print_version(wanted: bool) -> None:

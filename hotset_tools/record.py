@@ -13,6 +13,7 @@ import typer
 
 from daemon.hotset import trace
 from hotset_tools.hot_set import PROMPTS, learning
+from hotset_tools.options import device_name
 from hotset_tools.reporter import make_reporter
 
 
@@ -25,7 +26,8 @@ def command(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of each text that are used.")] = 512,
     device: Annotated[
-        str, typer.Option(help="As engine.device; where that gives no device, a CPU stands in for one.")
+        str,
+        typer.Option(callback=device_name, help="As engine.device; where that gives none, a CPU stands in for one."),
     ] = "auto",
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one for each physical core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was written but the ids.")] = False,

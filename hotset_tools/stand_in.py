@@ -53,7 +53,10 @@ def rpc_server(library: Path, n_threads: int = 1, **environment: str) -> Iterato
     quiet = subprocess.DEVNULL
     dying = functools.partial(die_with_parent, os.getpid())
     variables = {**os.environ, **environment}
-    with subprocess.Popen(command, env=variables, stdin=quiet, stdout=quiet, stderr=quiet, preexec_fn=dying) as process:
+    # A session of its own: where Ctrl-C ended it, ggml would abort whoever is waiting for its answer.
+    with subprocess.Popen(
+        command, env=variables, stdin=quiet, stdout=quiet, stderr=quiet, preexec_fn=dying, start_new_session=True
+    ) as process:
         try:
             _wait(process, port)
             yield RpcServer(process, port)

@@ -56,6 +56,15 @@ def _plain(fault: str) -> str:
     return printable if len(printable) <= _LENGTH else f"{printable[:_LENGTH]}..."
 
 
+def obstacle(path: Path) -> str | None:
+    """Why no file can be put there, as far as it shows before there is something to write."""
+    if not path.absolute().parent.is_dir():
+        return f"{path.parent} is no directory"
+    if path.exists() and not path.is_file():
+        return "what is there is no file"
+    return None
+
+
 def replace(path: Path, content: bytes) -> None:
     """Write the file, all of it or nothing; one that is there is replaced.
 
@@ -66,7 +75,7 @@ def replace(path: Path, content: bytes) -> None:
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
-    except OSError:
+    except BaseException:  # Ctrl-C too
         with suppress(OSError):
             temporary.unlink()
         raise

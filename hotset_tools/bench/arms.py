@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from daemon.errors import HotsetError
+from daemon.hotset.files import obstacle
 from daemon.hotset.planner import Kind, Plan
 from hotset_tools.bench.shelf import Place, Sizes
 
@@ -80,7 +81,7 @@ class Settings:
             ("load", "is none, mmap or auto", self.load_mode in ("none", "mmap", "auto")),
             ("sequences or prompts", "are missing", bool(self.sequences or self.prefill)),
             ("budgets", "are missing", bool(self.budgets)),
-            ("out", "names no file in a directory", self.out is None or self.out.absolute().parent.is_dir()),
+            ("out", "names no file in a directory", self.out is None or not obstacle(self.out)),
             ("peer", "has no libllama.so", self.peer is None or (self.peer / "libllama.so").is_file()),
         ]
         if wrong := [f"{name} {rule}" for name, rule, holds in faults if not holds]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 from daemon.errors import HotsetError
 from daemon.native import locate
+from daemon.native.process import die_with_parent
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +43,7 @@ class Child:
             stderr=self._log,
             text=True,
             env=os.environ | {locate.OVERRIDE: str(directory), "PYTHONPATH": paths},
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )
 
     def ask(self, do: str, **fields: Any) -> dict[str, Any]:
@@ -81,6 +84,8 @@ class Child:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C does not wait for what it computes
+            self._process.kill()
         self.stop()
 
     def _last_words(self) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from daemon.engine.residency import WHY_NOT
 from daemon.errors import HotsetError
 from daemon.hotset import planner
 from daemon.hotset.planner import LayerState, Plan
 from daemon.native import locate
 from daemon.native.gguf_check import check
 from daemon.native.gguf_facts import ModelFacts
+from daemon.native.hotset import Reason
 from hotset_tools.bench import hardware, rows
 from hotset_tools.bench.arms import MOST_STEPS, Arm, Cell, Origin, Settings, Timed, arms, budget_bytes
 from hotset_tools.bench.child import Child
@@ -28,6 +30,7 @@ from hotset_tools.bench.routing_facts import distinct_curve, hit_curve, popular
 from hotset_tools.bench.shelf import Place, Shelf, Sizes
 from hotset_tools.bench.walks import Walks
 from hotset_tools.bench.worker import LEARN_PROMPT
+from hotset_tools.output import write
 
 _PLANNING, _PLANNING_STEPS = 8000, 32  # number of the walk, and how far, that tells what several sequences share
 _TRACED_ROUNDS = 3
@@ -92,7 +95,8 @@ class Bench:
         place = Place("ours", len(sizes.layer_bytes), ())
         reasons = {layer["reason"] for layer in self._shelf.open(place)["layers"]} - {"MANAGED"}
         if reasons:
-            raise HotsetError(f"not every layer can be managed: {', '.join(sorted(reasons))}")
+            why = ", ".join(sorted(WHY_NOT[Reason[one]] for one in reasons))
+            raise HotsetError(f"not every layer can be managed: {why}")
         tokens = self._walks.tokens(settings.learn_tokens, 0, "learn")
         first, second = (np.array(half) for half in self._shelf.ask(place, "learn", tokens=tokens)["halves"])
         self._curves = [hit_curve(a, b) for a, b in zip(first, second, strict=True)]
@@ -196,9 +200,7 @@ class Bench:
 
     def _write(self) -> None:
         if self._settings.out is not None:
-            temporary = self._settings.out.with_suffix(".partial")
-            temporary.write_text(self._report.model_dump_json(indent=1), "utf-8")
-            temporary.replace(self._settings.out)
+            write(self._settings.out, self._report.model_dump_json(indent=1))
 
 
 def _sizes(settings: Settings, facts: ModelFacts) -> Sizes:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
 from daemon.errors import HotsetError
+from hotset_tools.options import device_name
 
 Number = TypeVar("Number", int, float)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DeviceOption = Annotated[str, typer.Option(help="As [engine] device: Vulkan0, CUDA0, rpc:HOST:PORT, ...")]
+DeviceOption = Annotated[
+    str, typer.Option(callback=device_name, help="As engine.device: Vulkan0, CUDA0, rpc:HOST:PORT, ...")
+]
 SeedOption = Annotated[int, typer.Option(min=0, help="The same seed gives the same tokens.")]
-LoadOption = Annotated[str, typer.Option("--load", help="none (pinned memory) or mmap, as [model] load.")]
+LoadMode = Literal["none", "mmap", "auto"]
+LoadOption = Annotated[LoadMode, typer.Option("--load", help="As model.load; none: pinned memory.")]
 ThreadsOption = Annotated[str, typer.Option(help="Thread counts, each tried; the fastest counts.")]
 BudgetsOption = Annotated[str, typer.Option(help="Shares of all expert bytes that may be in VRAM.")]
 PeerOption = Annotated[Path | None, typer.Option(help="Directory of an unpatched library, the stock to compare with.")]
@@ -137,7 +141,7 @@ def tables(
     if into is None:
         typer.echo(text)
     else:
-        into.write_text(bench.replace_between(into.read_text("utf-8"), text), "utf-8")
+        bench.put_into(into, text)
 
 
 def _residency(as_json: bool, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""`hotset bench tables`: the JSON of residency benchmarks as tables for docs/benchmarks.md. Pure but for reading."""
+"""`hotset bench tables`: the JSON of residency benchmarks as tables for docs/benchmarks.md. Pure but for files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from daemon.errors import HotsetError
 from hotset_tools.bench.rows import Report, Row
+from hotset_tools.output import write
 
 BEGIN, END = "<!-- begin: hotset bench tables -->", "<!-- end: hotset bench tables -->"
 _WIDTH = 120
@@ -37,6 +38,19 @@ def read(path: Path) -> Report:
 def tables(reports: Iterable[tuple[str, Report]]) -> str:
     """Markdown of named reports, one section each."""
     return "\n\n".join("\n".join(_section(name, report)) for name, report in reports)
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what is between the markers of the page at this path.
+
+    Raises:
+        HotsetError: it cannot be read or written, or lacks them; it is as it was then.
+    """
+    try:
+        before = page.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HotsetError(f"{page} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+    write(page, replace_between(before, text))
 
 
 def replace_between(page: str, text: str) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hotset_tools.options import device_name
+
 PROMPTS = Path(__file__).resolve().parents[2] / "models" / "prompts"
 
 
@@ -20,7 +22,8 @@ def command(
     sizes: Annotated[str, typer.Option(help="Percent of each layer's experts, separated by commas.")] = "25,50,75,100",
     tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of each text that are used.")] = 512,
     device: Annotated[
-        str, typer.Option(help="As engine.device; where that gives no device, a CPU stands in for one.")
+        str,
+        typer.Option(callback=device_name, help="As engine.device; where that gives none, a CPU stands in for one."),
     ] = "auto",
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one for each physical core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was written but the experts.")] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from daemon.hotset import files
 from daemon.hotset.files import ModelId
 from daemon.hotset.hot_set import HotSet, Size, Source
 from daemon.native import gguf_check, locate
+from daemon.native.process import die_with_parent
 from hotset_tools.bench.models import use_native_build
 from hotset_tools.hot_set import counting, ranking
 from hotset_tools.reporter import Reporter, make_reporter
@@ -99,7 +101,7 @@ def percentages(text: str) -> list[float]:
         CannotLearn: one is no percentage.
     """
     try:
-        values = sorted({float(part) for part in text.split(",")})
+        values = sorted({float(f"{float(part):g}") for part in text.split(",")})  # as names of sizes tell them apart
     except ValueError:
         raise CannotLearn(f"--sizes: {text!r} is no list of percentages such as 25,50") from None
     if not all(_LEAST_PERCENT <= value <= 100 for value in values):
@@ -117,6 +119,8 @@ def learn(request: Request, *, json: bool = False) -> Written:
     file = check(request.model, request.out)
     texts = read_texts(request.prompts)
     result, stand_in = count(request.job(texts), make_reporter(json=json))
+    if not result.tokens:
+        raise CannotLearn("the texts have no token")
     counts = {(layer.layer, layer.set): layer.counts for layer in result.layers}
     names, created = [name for name, _ in texts], datetime.now(UTC).isoformat(timespec="seconds")
     source = Source(texts=names, tokens=result.tokens, method=METHOD, created=created)
@@ -132,8 +136,8 @@ def check(model: Path, out: Path) -> gguf_check.GgufFile:
         CannotLearn: one of them is not so.
         ModelUnusable: the model cannot be read.
     """
-    if not out.parent.is_dir():
-        raise CannotLearn(f"{out} cannot be written: {out.parent} is no directory")
+    if obstacle := files.obstacle(out):
+        raise CannotLearn(f"{out} cannot be written: {obstacle}")
     file = gguf_check.check(model)
     if not file.facts.is_moe:
         raise CannotLearn(f"{file.path.name} is dense: it has no experts to rank")
@@ -189,11 +193,15 @@ def count(job: counting.Job, reporter: Reporter) -> tuple[counting.Counted, bool
 
 def _child(job: counting.Job, reporter: Reporter) -> counting.Counted | counting.NoDevice:
     command = [sys.executable, "-m", "hotset_tools.hot_set.counting"]
+    dying = functools.partial(die_with_parent, os.getpid())
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
         child = stack.enter_context(
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, preexec_fn=dying
+            )
         )
+        stack.callback(child.kill)
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(job.model_dump_json().encode())

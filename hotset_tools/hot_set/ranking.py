@@ -12,7 +12,7 @@ Counts = Mapping[LayerKey, Sequence[int]]
 
 
 def make(counts: Counts, percentages: Sequence[float], model: ModelId, source: Source) -> HotSet:
-    """A size "p25" with the most used 25 % of each layer's experts, for every percentage."""
+    """A size "p25" with the most used 25 % of each layer's experts, one at least, for every percentage."""
     ranked = {key: rank(layer) for key, layer in counts.items()}
     sizes = [_size(counts, ranked, percent) for percent in percentages]
     return HotSet(format=1, model=model, learned_from=source, sizes=sizes)
@@ -24,7 +24,7 @@ def rank(counts: Sequence[int]) -> list[int]:
 
 
 def _size(counts: Counts, ranked: Mapping[LayerKey, list[int]], percent: float) -> Size:
-    chosen = {key: experts[: round(percent / 100 * len(experts))] for key, experts in ranked.items()}
+    chosen = {key: experts[: max(1, round(percent / 100 * len(experts)))] for key, experts in ranked.items()}
     served = sum(counts[key][expert] for key, experts in chosen.items() for expert in experts)
     total = sum(map(sum, counts.values()))
     return Size(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,12 +11,14 @@ from typing import Annotated
 import typer
 
 from daemon.errors import EXIT_FAILURE, EXIT_USAGE, HotsetError
+from hotset_tools.options import device_name
 
 
 def command(
     model: Annotated[Path, typer.Argument(help="GGUF file with experts.", show_default=False)],
     device: Annotated[
-        str | None, typer.Option(help="As `hotset doctor` lists it, rpc:HOST:PORT, or cpu for a stand-in.")
+        str | None,
+        typer.Option(callback=device_name, help="As `hotset doctor` lists it, rpc:HOST:PORT, or cpu for a stand-in."),
     ] = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one for each physical core.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Which experts become resident when.")] = 1,
@@ -26,6 +29,9 @@ def command(
     from hotset_tools.bench.models import use_native_build
     from hotset_tools.verify import opening, report, run
 
+    # There is nothing to tidy up, and an exception would be lost where the signal comes in a callback of llama.cpp.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     try:
         use_native_build()
         request = opening.Request(model, device, threads, seed, prompts)

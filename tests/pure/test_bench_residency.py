@@ -25,6 +25,7 @@ from hotset_tools.bench.race import ENOUGH_ROUNDS, Race
 from hotset_tools.bench.rows import Prices as PriceRow
 from hotset_tools.bench.rows import Report, Row
 from hotset_tools.bench.shelf import Place, Shelf, Sizes
+from hotset_tools.output import write
 
 N_LAYERS, N_EXPERT, EXPERT = 4, 8, 1 << 30
 SIZES = Sizes(
@@ -342,6 +343,7 @@ def test_a_worker_answers_line_by_line(tmp_path: Path) -> None:
         ({"load_mode": "fast"}, "load is none, mmap or auto"),
         ({"peer": Path("nowhere")}, "peer has no libllama.so"),
         ({"out": Path("nowhere/out.json"), "budgets": ()}, "budgets are missing; out names no file in a directory"),
+        ({"out": Path()}, "out names no file in a directory"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_at_once(change: dict[str, Any], fault: str) -> None:
@@ -397,6 +399,21 @@ class TestTables:
     def test_a_page_without_markers_is_an_error(self) -> None:
         with pytest.raises(HotsetError, match="lacks the lines"):
             tables.replace_between("text", "new")
+
+    def test_a_page_is_changed_wholly_or_not_at_all(self, tmp_path: Path) -> None:
+        page = tmp_path / "page.md"
+        for content, fault in ((None, "cannot be read: No such file"), (b"\xff", "not UTF-8"), (b"text", "lacks")):
+            if content is not None:
+                page.write_bytes(content)
+            with pytest.raises(HotsetError, match=fault):
+                tables.put_into(page, "new")
+            assert content is None or page.read_bytes() == content
+        page.write_text(f"{tables.BEGIN}\n{tables.END}\n")
+        tables.put_into(page, "new")
+        assert "new" in page.read_text()
+        assert list(tmp_path.iterdir()) == [page]
+        with pytest.raises(HotsetError, match="cannot be written: Is a directory"):
+            write(tmp_path, "x")
 
     def test_files_that_are_no_reports_are_errors(self, tmp_path: Path, report: Report) -> None:
         path = tmp_path / "a.json"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
+import typer
+from rich import markup
 from typer.testing import CliRunner
 
 from daemon import __version__
@@ -25,6 +27,23 @@ def test_help_lists_every_subcommand_and_imports_none(monkeypatch: pytest.Monkey
 def test_every_subcommand_exists_and_has_help(name: str) -> None:
     result = CliRunner().invoke(cli.make_app(name), [name, "--help"])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_help_is_shown_as_it_is_written(name: str) -> None:
+    """What stands in brackets could be taken for markup, and vanish."""
+    commands = [typer.main.get_command(cli.make_app(name)).commands[name]]  # type: ignore[attr-defined]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        for text in [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]:
+            assert markup.render(text).plain == text
+
+
+@pytest.mark.parametrize("words", [["verify", "m.gguf"], ["hot-set", "m.gguf"], ["record", "m.gguf"],
+                                   ["bench", "decode", "m.gguf"], ["bench", "check-model", "m.gguf"]])  # fmt: skip
+def test_an_empty_device_is_a_usage_error(words: list[str]) -> None:
+    result = CliRunner().invoke(cli.make_app(words[0]), [*words, "--device", ""])
+    assert (result.exit_code, "no name" in result.output) == (2, True)
 
 
 def test_an_unknown_subcommand_is_a_usage_error() -> None:

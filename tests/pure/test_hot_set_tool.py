@@ -79,13 +79,20 @@ def test_what_is_no_list_of_percentages_is_refused(text: str) -> None:
 
 
 def test_percentages_are_sorted_and_named_once() -> None:
-    assert learning.percentages("50, 12.5,50") == [12.5, 50]
+    assert learning.percentages("50, 12.5,50,12.5000001") == [12.5, 50]
+
+
+def test_every_size_lists_experts() -> None:
+    hot = ranking.make({(0, 0): [3, 9, 3, 0]}, [1], MODEL, Source())
+    assert [layer.experts for layer in hot.sizes[0].layers] == [[1]]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"out": Path("nowhere") / "hot.json"}, "no directory"),
+        ({"out": Path()}, "no file"),
+        ({"out": Path("/dev/null")}, "no file"),
         ({}, "is dense"),
     ],
 )
