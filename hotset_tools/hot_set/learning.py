@@ -94,8 +94,8 @@ def _line(size: Size) -> str:
     return f"  {size.name:6} {size.n_experts:6,} experts, {size.coverage or 0:.1%} of the selections that were counted"
 
 
-def percentages(text: str) -> list[float]:
-    """The sizes that `--sizes` asks for, ascending.
+def percentages(text: str, option: str = "--sizes") -> list[float]:
+    """The percentages that an option asks for, ascending.
 
     Raises:
         CannotLearn: one is no percentage.
@@ -103,9 +103,9 @@ def percentages(text: str) -> list[float]:
     try:
         values = sorted({float(f"{float(part):g}") for part in text.split(",")})  # as names of sizes tell them apart
     except ValueError:
-        raise CannotLearn(f"--sizes: {text!r} is no list of percentages such as 25,50") from None
+        raise CannotLearn(f"{option}: {text!r} is no list of percentages such as 25,50") from None
     if not all(_LEAST_PERCENT <= value <= 100 for value in values):
-        raise CannotLearn(f"--sizes: {text!r} holds something that is not from {_LEAST_PERCENT} to 100")
+        raise CannotLearn(f"{option}: {text!r} holds something that is not from {_LEAST_PERCENT} to 100")
     return values
 
 
