@@ -10,6 +10,7 @@ import typer
 
 from daemon import config
 from daemon.api.routes import TABLE
+from daemon.messages import ExpertDevice, ExpertLayer, Residency
 from hotset_tools.cli import COMMANDS, make_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +74,13 @@ def test_variables_and_keys_exist(page: Path) -> None:
     sections = "|".join(config.Config.model_fields)
     for key in names(page, rf"`((?:{sections})\.[a-z_]+)`"):
         assert key in config.keys() or (ROOT / "daemon" / key).exists(), f"{by_page(page)} names {key}"
+
+
+def test_every_field_of_the_status_is_described() -> None:
+    page = (ROOT / "docs/hot-set.md").read_text("utf-8").split("## Reading the status")[1]
+    described = {span.removesuffix("[]") for span in CODE.findall(page)}
+    fields = {name for part in (Residency, ExpertDevice, ExpertLayer) for name in part.model_fields}
+    assert fields <= described
 
 
 def test_the_readme_names_every_endpoint_and_no_other() -> None:
