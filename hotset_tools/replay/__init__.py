@@ -29,10 +29,12 @@ def command(
     pool_gain: Annotated[
         float, typer.Option(min=0, max=10, help="Predicted gain at which layers share out their slots anew.")
     ] = LEAST_GAIN,
+    plot: Annotated[Path | None, typer.Option(help="PNG file to draw; needs matplotlib.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare the policy that moves experts with others and with the best that is possible, on recorded routing."""
     from hotset_tools.replay import comparing
+    from hotset_tools.replay import plot as plotting
 
     request = comparing.Request(
         trace=trace,
@@ -42,5 +44,9 @@ def command(
         widths=comparing.widths(streams),
         least_gain=pool_gain,
     )
+    if plot is not None:
+        plotting.check(plot)
     report = comparing.compare(request, json=as_json)
+    if plot is not None:
+        plotting.draw(report, plot)
     print(json.dumps(report.as_json(), indent=2) if as_json else report.text())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -12,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daemon.errors import EXIT_FAILURE
 from daemon.hotset.files import ModelId
 from daemon.hotset.policy import Settings
 from daemon.hotset.trace import Header, Segment, Trace, TraceLayer, TraceUnusable, read, write
 from hotset_tools.cli import main
 from hotset_tools.hot_set.learning import CannotLearn
-from hotset_tools.replay import comparing, mixed, ours, rivals
+from hotset_tools.replay import comparing, mixed, ours, plot, rivals
 from hotset_tools.replay.clairvoyant import clairvoyant
+from hotset_tools.replay.report import Report, Row
 from hotset_tools.replay.switches import WINDOW, tokens_to_90
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -231,3 +235,28 @@ def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str])
             assert {row["policy"] for row in report["rows"]} == set(mixed.meanings([1], Settings()))
         else:
             assert "25.000% of experts" in out
+
+
+def test_a_picture_needs_matplotlib_and_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(place: Path) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["replay", str(DATA / "six-domains.trace"), "--plot", str(place)])
+        assert ended.value.code == EXIT_FAILURE
+        return capsys.readouterr().err
+
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert "cannot be written" in refused(tmp_path / "none" / "a.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "hotset[plots]" in refused(tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    row = Row(0.25, "hotset", 0.5, None, 0.1)
+    header = read(DATA / "six-domains.trace").header
+    plot.draw(Report(Path("a.trace"), header, 1.0, Settings(), [row], None), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
