@@ -9,11 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
-from daemon import __version__, config, descriptors
+from daemon import __version__, config, descriptors, settings
 from daemon.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_OK, ConfigError, HotsetError, ModelUnusable
 from daemon.hotset import budget
 from daemon.hotset.hot_set import HotSetUnusable
-from daemon.model_files import check_files, hot_set_path, model_path
+from daemon.model_files import hot_set_path, model_path
+from daemon.settings import Settings
 
 DEFAULT_CONFIG = Path("config.toml")
 
@@ -21,18 +22,19 @@ DEFAULT_CONFIG = Path("config.toml")
 def main() -> int:
     """Entry point of the `hotsetd` command; returns the exit code."""
     arguments = _parse(sys.argv[1:])
+    path = _config_path(arguments.check or arguments.config)
     try:
-        loaded = _load_config(arguments.check or arguments.config)
+        loaded = settings.read(path)
     except ConfigError as error:
         return _explain(error)
     if arguments.check:
         try:
-            _check_hot_set(loaded)
+            _check_hot_set(loaded.config)
         except ConfigError as error:
             return _explain(error)
         print(f"{arguments.check}: good")
         return EXIT_OK
-    return _run(loaded)
+    return _run(path, loaded)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -43,19 +45,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _load_config(path: Path | None) -> config.Config:
+def _config_path(path: Path | None) -> Path | None:
+    """Absolute, but with its symbolic links: where they point may change."""
     if path is None and DEFAULT_CONFIG.exists():
         path = DEFAULT_CONFIG
-    loaded = config.load(path)
-    problems: list[tuple[str, str]] = []
-    for check in (config.api_keys, check_files):
-        try:
-            check(loaded)
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return loaded
+    return path.absolute() if path is not None else None
 
 
 def _check_hot_set(loaded: config.Config) -> None:
@@ -85,16 +79,16 @@ def _explain(error: ConfigError) -> int:
     return EXIT_CONFIG
 
 
-def _run(loaded: config.Config) -> int:
+def _run(path: Path | None, loaded: Settings) -> int:
     # Heavy imports come after the config is known to be good.
     from daemon import log
     from daemon.native import locate
 
-    log.setup(loaded.log)
+    log.setup(loaded.config.log)
     descriptors.raise_limit()
     try:
         os.environ[locate.OVERRIDE] = str(locate.require_build().directory)
-        asyncio.run(_serve(loaded))
+        asyncio.run(_serve(path, loaded))
     except ModelUnusable as error:
         print(f"hotsetd: {error.message}", file=sys.stderr)
         return EXIT_CONFIG
@@ -107,10 +101,11 @@ def _run(loaded: config.Config) -> int:
     return EXIT_OK
 
 
-async def _serve(loaded: config.Config) -> None:
+async def _serve(path: Path | None, loaded: Settings) -> None:
     from daemon.app import serve
 
-    stop = asyncio.Event()
+    stop, hangup = asyncio.Event(), asyncio.Event()
+    ends_with_terminal = _has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup ignores it
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(descriptors.LoopFaults(loop.time))
     main_task = asyncio.current_task()
@@ -122,9 +117,24 @@ async def _serve(loaded: config.Config) -> None:
             main_task.cancel()
         stop.set()
 
+    def hang_up() -> None:
+        """To read the configuration again; but a closed terminal sends it too, and means the end."""
+        closed = ends_with_terminal and not _has_terminal()
+        (stop if closed else hangup).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    await serve(loaded, stop)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    await serve(path, loaded, stop, hangup)
+
+
+def _has_terminal() -> bool:
+    """Whether this process belongs to a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -8,20 +8,26 @@ import errno
 import logging
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from daemon import __version__
+from daemon import __version__, control
 from daemon.admission import Admission
+from daemon.api.guard import KeyRing
 from daemon.api.server import make_app, make_runner
 from daemon.api.services import Services
-from daemon.config import Config
 from daemon.errors import HotsetError, ModelUnusable
+from daemon.log import set_level
+from daemon.messages import Reload
 from daemon.metrics import Metrics
 from daemon.model_files import load_command, model_path, template_path
 from daemon.prompt.pool import TextPool, VocabInfo
+from daemon.reload import Reloader
+from daemon.settings import Settings
 from daemon.supervisor import Supervisor
+from daemon.watch import Watcher
 
 CLOSE_SECONDS = 2.0
 """For connections that are still open when every answer is over; `Admission.drain` gave them their time."""
@@ -44,25 +50,32 @@ class Parts(NamedTuple):
     pool: TextPool
 
 
-async def serve(config: Config, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, then let what runs finish.
+async def serve(path: Path | None, settings: Settings, stop: asyncio.Event, hangup: asyncio.Event) -> None:
+    """Serve until `stop` is set, then let what runs finish; read `path` again when it changes or `hangup` is set.
 
     Raises:
         AddressInUse: host and port cannot be bound.
         ModelUnusable: the model can never be loaded with these files and this config.
     """
-    parts = build(config)
-    async with _listening(parts.services) as address, _engine(parts.supervisor) as life, _closing(parts.pool):
+    parts = build(settings)
+    services = parts.services
+    async with (
+        _listening(services) as address,
+        _engine(parts.supervisor) as life,
+        _closing(parts.pool),
+        _reloading(reloader(path, settings, services), hangup),
+    ):
         log.info("listening on http://%s", address)
         texts = asyncio.create_task(parts.pool.start(), name="text pool")
         await _until(stop, life, parts.supervisor, texts)
-        log.info("stopping: running answers have %g s to finish", config.http.shutdown_seconds)
-        await parts.admission.drain(config.http.shutdown_seconds)
+        seconds = services.config.http.shutdown_seconds
+        log.info("stopping: running answers have %g s to finish", seconds)
+        await parts.admission.drain(seconds)
 
 
-def build(config: Config) -> Parts:
+def build(settings: Settings) -> Parts:
     """The parts, connected but not started."""
-    metrics = Metrics()
+    config, metrics = settings.config, Metrics()
     supervisor = Supervisor(
         lambda: load_command(services.config), lambda: services.config.engine, restarted=metrics.engine_restarted
     )
@@ -76,8 +89,52 @@ def build(config: Config) -> Parts:
         memory_mib=text.memory_mib,
         template_file=template_path(config),
     )
-    services = Services(config, pool, admission, supervisor, metrics, __version__)
+    services = Services(config, pool, admission, supervisor, metrics, __version__, KeyRing(settings.api_keys))
     return Parts(services, supervisor, admission, pool)
+
+
+def reloader(path: Path | None, settings: Settings, services: Services) -> Reloader:
+    """What reads `path` again on behalf of `services`, which were built from `settings`."""
+
+    def apply(new: Settings) -> None:
+        """The one place where live keys come into force: whoever needs another one asks `services.config` each time."""
+        services.config = new.config
+        services.keys.replace(new.api_keys)
+        set_level(new.config.log.level)
+
+    def report(outcome: Reload) -> None:
+        services.reload = outcome
+        services.metrics.config_reloaded(outcome.result)
+
+    return Reloader(path, settings, apply=apply, report=report)
+
+
+@contextlib.asynccontextmanager
+async def _reloading(reloader: Reloader, hangup: asyncio.Event) -> AsyncIterator[None]:
+    """The three ways to a reload: a file changed, SIGHUP, and `hotset reload`."""
+
+    async def on_hangup() -> None:
+        while await hangup.wait():
+            hangup.clear()
+            await reloader.reload("signal")
+
+    async with control.listening(lambda: reloader.reload("command")):
+        watcher = Watcher(reloader.files, reloader.reload_if_changed)
+        tasks = [asyncio.create_task(watcher.run(), name="watcher"), asyncio.create_task(on_hangup(), name="hangup")]
+        for task in tasks:
+            task.add_done_callback(_tell_failure)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    """The service is worth more than a way to a reload: it goes on, but not in silence."""
+    if not task.cancelled() and (error := task.exception()):
+        log.error("config changes are not seen any more (%s)", task.get_name(), exc_info=error)
 
 
 @contextlib.asynccontextmanager

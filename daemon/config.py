@@ -220,7 +220,7 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
     except ValidationError as error:
         problems += [(".".join(str(part) for part in item["loc"]), _reason(dict(item))) for item in error.errors()]
         raise ConfigError(problems) from None
-    problems += _cross_checks(config)
+    problems += cross_checks(config)
     if problems:
         raise ConfigError(problems)
     return _absolute(config, path.parent) if path is not None else config
@@ -230,11 +230,32 @@ def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """The keys that differ: "section.key" -> (old value, new value)."""
     result: dict[str, tuple[Any, Any]] = {}
     for path in keys():
-        section, key = path.split(".")
-        before, after = getattr(getattr(old, section), key), getattr(getattr(new, section), key)
+        before, after = _value(old, path), _value(new, path)
         if before != after:
             result[path] = (before, after)
     return result
+
+
+def merge(running: Config, wanted: Config) -> Config:
+    """`wanted` for the keys that are live, `running` for all others."""
+    new = {path: after for path, (_, after) in difference(running, wanted).items() if effect(path) is Effect.LIVE}
+    return _replace(running, new)
+
+
+def shadowed(path: Path, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The keys that the file sets to one value and `environ` to another, which is the one that counts.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    data, environment = _read(path), dict[str, Any]()
+    _overlay(environment, environ)
+    return [
+        f"{section}.{key}"
+        for section, table in environment.items()
+        for key, value in table.items()
+        if key in data.get(section, {}) and data[section][key] != value
+    ]
 
 
 def api_keys(config: Config) -> tuple[str, ...]:
@@ -248,10 +269,10 @@ def api_keys(config: Config) -> tuple[str, ...]:
     try:
         lines = Path(config.http.keys_file).read_text("utf-8").split()
         extra = HttpSection(keys=tuple(lines)).keys
-    except (OSError, UnicodeDecodeError):
-        raise ConfigError([("http.keys_file", "the file cannot be read")]) from None
     except ValidationError as error:
         raise ConfigError([("http.keys_file", _reason(dict(error.errors()[0])))]) from None
+    except (OSError, ValueError):  # no UTF-8, or a zero byte in the name
+        raise ConfigError([("http.keys_file", "the file cannot be read")]) from None
     if not extra:
         # Without this an emptied file would open a service on the network to everybody.
         raise ConfigError([("http.keys_file", "the file holds no key")])
@@ -282,6 +303,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError([("", f"{path} is not UTF-8")]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([("", f"{path} is not TOML: {error}")]) from None
+    except RecursionError:
+        raise ConfigError([("", f"{path} is nested too deep")]) from None
 
 
 def _overlay(data: dict[str, Any], environ: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -332,17 +355,27 @@ def _number(text: str, kind: type[int] | type[float]) -> int | float:
 
 def _absolute(config: Config, base: Path) -> Config:
     """Paths in a file are relative to it."""
-    updates: dict[str, dict[str, str]] = {}
-    for key in PATH_KEYS:
-        section, name = key.split(".")
-        value = getattr(getattr(config, section), name)
-        if value:
-            updates.setdefault(section, {})[name] = str((base / value).absolute())
-    parts = {section: getattr(config, section).model_copy(update=values) for section, values in updates.items()}
+    values = {path: _value(config, path) for path in PATH_KEYS}
+    return _replace(config, {path: str((base / value).absolute()) for path, value in values.items() if value})
+
+
+def _value(config: Config, path: str) -> Any:
+    section, key = path.split(".")
+    return getattr(getattr(config, section), key)
+
+
+def _replace(config: Config, values: Mapping[str, Any]) -> Config:
+    """`config` with other values for the keys "section.key", which are valid ones."""
+    updates: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        section, key = path.split(".")
+        updates.setdefault(section, {})[key] = value
+    parts = {section: getattr(config, section).model_copy(update=changed) for section, changed in updates.items()}
     return config.model_copy(update=parts)
 
 
-def _cross_checks(config: Config) -> list[tuple[str, str]]:
+def cross_checks(config: Config) -> list[tuple[str, str]]:
+    """The faults of keys that do not go together, as (key, what is wrong)."""
     problems: list[tuple[str, str]] = []
     if not is_loopback(config.http.host) and not (config.http.keys or config.http.keys_file):
         problems.append(("http.host", "an address off loopback needs http.keys or http.keys_file"))

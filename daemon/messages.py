@@ -336,5 +336,28 @@ class LoadFailed(Message):
     fatal: bool
 
 
+class Change(Message):
+    """A key whose value in the file is not the one that was in force; `old` and `new` are for people, without keys."""
+
+    key: str
+    effect: Literal["live", "next load", "restart"]
+    old: str
+    new: str
+
+
+class Reload(Message):
+    """What came of reading the configuration again; `at` in seconds since 1970."""
+
+    result: Literal["applied", "unchanged", "rejected"]
+    at: float
+    applied: list[Change] = []
+    pending: list[Change] = []
+    """What the file says and the running service does not follow before it starts again."""
+    shadowed: list[str] = []
+    """Keys of the file that the environment overrides."""
+    faults: list[tuple[str, str]] = []
+    """Why it was rejected, as (key or empty, what is wrong)."""
+
+
 Report = Annotated[Loading | Ready | LoadFailed | Step | Snapshot, Field(discriminator="kind")]
 REPORT: TypeAdapter[Loading | Ready | LoadFailed | Step | Snapshot] = TypeAdapter(Report)

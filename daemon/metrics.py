@@ -8,9 +8,9 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -42,6 +42,17 @@ class Metrics:
         self._rejected = Counter("hotset_rejected", "Requests refused before work.", ["reason"], registry=registry)
         self._cancelled = Counter("hotset_cancelled", "Answers given up.", ["stage"], registry=registry)
         self._restarts = Counter("hotset_engine_restarts", "Engines replaced.", ["reason"], registry=registry)
+        self._reloads = Counter(
+            "hotset_config_reloads", "Readings of the configuration while running.", ["result"], registry=registry
+        )
+        for result in ("applied", "unchanged", "rejected"):
+            self._reloads.labels(result)
+        self._reload_good = Gauge(
+            "hotset_config_last_reload_successful",
+            "0 when the file was rejected and the last good configuration stays in force.",
+            registry=registry,
+        )
+        self._reload_good.set(1)
         self._request_seconds = Histogram(
             "hotset_request_seconds", "Request to last byte.", ["endpoint"], buckets=_SECONDS, registry=registry
         )
@@ -98,6 +109,11 @@ class Metrics:
     def engine_restarted(self, reason: str) -> None:
         """The supervisor replaces an engine; `reason` is one word from a fixed set."""
         self._restarts.labels(reason).inc()
+
+    def config_reloaded(self, result: Literal["applied", "unchanged", "rejected"]) -> None:
+        """The configuration was read again."""
+        self._reloads.labels(result).inc()
+        self._reload_good.set(result != "rejected")
 
     def watch(self, view: Callable[[], View]) -> None:
         """Read gauges from `view` at every scrape."""

@@ -31,6 +31,7 @@ COMMANDS = {
     "make-model": Entry("hotset_tools.make_model", "command", "Generate a model with random weights."),
     "patchset": Entry("hotset_tools.patchset_command", "app", "Check, apply and export the patch series."),
     "record": Entry("hotset_tools.record", "command", "Record which experts a model chooses for texts."),
+    "reload": Entry("hotset_tools.reload", "command", "Let a running hotsetd read its configuration again."),
     "replay": Entry("hotset_tools.replay", "command", "Play a recording to the policy and to its rivals."),
     "verify": Entry("hotset_tools.verify", "command", "Compare experts on a device with stock llama.cpp."),
 }

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daemon.api.guard import KeyRing
 from daemon.api.services import EngineState, Services
-from daemon.config import Config
+from daemon.config import Config, api_keys
 from daemon.errors import BadRequest, HotsetError
 from daemon.messages import Candidate, Done, Failed, ModelInfo, Residency, Snapshot, Submit, TokenLogprob, Tokens
 from daemon.metrics import Metrics
@@ -330,5 +331,5 @@ def make_fakes(config: Config | None = None) -> Fakes:
     pool, admission, supervisor = FakePool(), FakeAdmission(), FakeSupervisor()
     config = config or Config.model_validate({"model": {"path": str(Path("models") / "tiny-moe-Q4_K_M.gguf")}})
     metrics = RecordingMetrics()
-    services = Services(config, pool, admission, supervisor, metrics, "0.0-test")
+    services = Services(config, pool, admission, supervisor, metrics, "0.0-test", KeyRing(api_keys(config)))
     return Fakes(services, pool, admission, supervisor, metrics)

@@ -75,7 +75,7 @@ async def deliver_stream(
 ) -> web.StreamResponse:
     """Stream every answer; a failure becomes one error event and the end of the stream."""
     record = current_record()
-    stream = EventStream(request, services.config.http)
+    stream = EventStream(request, lambda: services.config.http)
     try:
         async with stream:
             await _stream_answers(stream, answers, shape, record)

@@ -9,13 +9,9 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-import structlog
 from multidict import CIMultiDictProxy
 
-from daemon.config import Config, api_keys
-from daemon.errors import BadRequest, ConfigError, Forbidden, Unauthorized
-
-log = structlog.get_logger("hotset.api")
+from daemon.errors import BadRequest, Forbidden, Unauthorized
 
 
 def check_host(values: list[str], extra: Iterable[str], hostname: str | None = None) -> None:
@@ -79,19 +75,21 @@ def _matches(scheme: str, rest: str, entry: str) -> bool:
 
 
 class KeyRing:
-    """The keys of the current configuration as digests; read again when the configuration is replaced."""
+    """The keys that clients may send, as digests; none: no key is asked for."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._digests = _digests(api_keys(config))
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self.replace(keys)
 
-    def check(self, config: Config, headers: CIMultiDictProxy[str]) -> str | None:
+    def replace(self, keys: Iterable[str]) -> None:
+        """From now on only these are good."""
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def check(self, headers: CIMultiDictProxy[str]) -> str | None:
         """The first characters of the digest of the key that was sent; None when no key is asked for.
 
         Raises:
             Unauthorized: none, or a wrong one.
         """
-        self._follow(config)
         if not self._digests:
             return None
         for sent in _sent_keys(headers):
@@ -100,19 +98,6 @@ class KeyRing:
             if any(matches):
                 return digest.hex()[:12]
         raise Unauthorized("A valid key is needed: Authorization: Bearer KEY, or x-api-key: KEY.")
-
-    def _follow(self, config: Config) -> None:
-        if config is self._config:
-            return
-        self._config = config
-        try:
-            self._digests = _digests(api_keys(config))
-        except ConfigError as error:
-            log.error("keys not replaced, the old ones stay", reason=str(error))
-
-
-def _digests(keys: Iterable[str]) -> list[bytes]:
-    return [hashlib.sha256(key.encode()).digest() for key in keys]
 
 
 def _sent_keys(headers: CIMultiDictProxy[str]) -> list[str]:

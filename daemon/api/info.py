@@ -104,9 +104,23 @@ async def props(request: web.Request) -> web.Response:
                 "version": services.version,
                 "residency": services.supervisor.residency.reason,
                 "warnings": info.warnings,
+                "config": _reload_status(services),
             },
         }
     )
+
+
+def _reload_status(services: Services) -> dict[str, Any]:
+    """How the last reading of the configuration went: keys only, because values and faults may name paths."""
+    last = services.reload
+    if last is None:
+        return {"last_reload": None, "pending": [], "overridden": [], "faults": []}
+    return {
+        "last_reload": {"at": int(last.at), "result": last.result},
+        "pending": [{"key": change.key, "effect": change.effect} for change in last.pending],
+        "overridden": last.shadowed,
+        "faults": [key or "file" for key, _ in last.faults],
+    }
 
 
 async def residency(request: web.Request) -> web.Response:

@@ -14,12 +14,11 @@ from aiohttp import web
 from daemon.api.body import too_large
 from daemon.api.context import services_of
 from daemon.api.errors import error_response, from_http
-from daemon.api.guard import KeyRing, check_host, check_origin
+from daemon.api.guard import check_host, check_origin
 from daemon.api.record import RequestRecord, current_id, current_record, start_record
 from daemon.errors import HotsetError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-KEYS: web.AppKey[KeyRing] = web.AppKey("keys", KeyRing)
 ENDPOINTS: web.AppKey[dict[str, str]] = web.AppKey("endpoints", dict)
 PUBLIC = frozenset({"/health"})
 REJECTIONS = frozenset({"queue_full", "model_loading", "invalid_api_key", "forbidden", "payload_too_large"})
@@ -77,7 +76,7 @@ async def check_callers(request: web.Request, handler: Handler) -> web.StreamRes
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
             return _preflight(request)
     if _endpoint(request) not in PUBLIC:
-        key = request.app[KEYS].check(services.config, request.headers)
+        key = services.keys.check(request.headers)
         current_record().client = _client(request, key)
     if request.headers.get("Expect", "100-continue").lower() != "100-continue":
         raise web.HTTPExpectationFailed

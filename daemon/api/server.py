@@ -8,9 +8,8 @@ from aiohttp import web
 
 from daemon.api.context import SERVICES, UNKNOWN
 from daemon.api.errors import error_response, from_http
-from daemon.api.guard import KeyRing
 from daemon.api.info import view
-from daemon.api.middleware import ENDPOINTS, KEYS, MIDDLEWARES, add_headers
+from daemon.api.middleware import ENDPOINTS, MIDDLEWARES, add_headers
 from daemon.api.openapi import OPENAPI_PATH, rendered
 from daemon.api.routes import TABLE, Handler
 from daemon.api.services import Services
@@ -20,15 +19,10 @@ KEEPALIVE_SECONDS = 75.0
 
 
 def make_app(services: Services) -> web.Application:
-    """The application over `services`; it starts and closes nothing itself.
-
-    Raises:
-        ConfigError: keys that cannot be read.
-    """
+    """The application over `services`; it starts and closes nothing itself."""
     app = web.Application(middlewares=MIDDLEWARES, client_max_size=services.config.http.max_body_mib * MIB)
     app[SERVICES] = services
     app[UNKNOWN] = set()
-    app[KEYS] = KeyRing(services.config)
     app[ENDPOINTS] = {}
     app.on_response_prepare.append(add_headers)
     services.metrics.watch(lambda: view(services))

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from daemon.api.guard import KeyRing
 from daemon.config import Config
-from daemon.messages import Done, Failed, ModelInfo, Residency, Snapshot, Submit, Tokens
+from daemon.messages import Done, Failed, ModelInfo, Reload, Residency, Snapshot, Submit, Tokens
 from daemon.metrics import Metrics
 from daemon.prompt.pool import ChatPrompt, Prompt, VocabInfo
 
@@ -115,7 +116,7 @@ class Supervisor(Protocol):
 
 @dataclass
 class Services:
-    """Everything a handler may use. `config` may be replaced while the service runs."""
+    """Everything a handler may use. `config` and `keys` follow the file while the service runs: ask, do not keep."""
 
     config: Config
     pool: TextPool
@@ -123,3 +124,6 @@ class Services:
     supervisor: Supervisor
     metrics: Metrics
     version: str
+    keys: KeyRing
+    reload: Reload | None = None
+    """What came of reading the configuration again the last time."""

@@ -14,6 +14,8 @@ from aiohttp.http_writer import StreamWriter
 from daemon.config import HttpSection
 
 PING = b": ping\n\n"
+LOOK_SECONDS = 1.0
+"""A stream that waits looks this often whether its limits are others now."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -30,12 +32,12 @@ def event(value: Any) -> bytes:
 class EventStream:
     """An open stream. Writes never wait; who writes much asks `blocked` first.
 
-    After `http.ping_seconds` without a write a comment goes out. A client that does not read for
-    `http.write_timeout_seconds` loses its connection, which cancels the handler like any closed socket; `too_slow`
-    tells the two apart.
+    `http` tells the limits that apply now. After `ping_seconds` without a write a comment goes out. A client that does
+    not read for `write_timeout_seconds` loses its connection, which cancels the handler like any closed socket;
+    `too_slow` tells the two apart.
     """
 
-    def __init__(self, request: web.Request, http: HttpSection) -> None:
+    def __init__(self, request: web.Request, http: Callable[[], HttpSection]) -> None:
         self._request = request
         self._http = http
         self.response = web.StreamResponse(headers=HEADERS)
@@ -96,7 +98,7 @@ class EventStream:
 
     async def _await_reader(self) -> None:
         try:
-            async with asyncio.timeout(self._http.write_timeout_seconds):
+            async with asyncio.timeout(self._http().write_timeout_seconds):
                 await self._writer.drain()
         except TimeoutError:
             self.too_slow = True
@@ -115,13 +117,13 @@ class EventStream:
             quiet = self._loop.time() - self._written
             if self.blocked():
                 quiet = 0.0
-            elif quiet >= self._http.ping_seconds:
+            elif quiet >= self._http().ping_seconds:
                 try:
                     await self.send(PING)
                 except ConnectionError:
                     return
                 quiet = 0.0
-            await asyncio.sleep(self._http.ping_seconds - quiet)
+            await asyncio.sleep(min(self._http().ping_seconds - quiet, LOOK_SECONDS))
 
 
 def _high_water(transport: asyncio.BaseTransport) -> int:

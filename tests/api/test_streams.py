@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from daemon.api import sse
 from daemon.api.outlet import merge
 from daemon.messages import Failed, TokenLogprob, Tokens
 from tests.api.conftest import Daemon, Start
@@ -79,6 +80,18 @@ async def test_pings_while_silent(start: Start, path: str) -> None:
     data += await client.until(b"0\r\n\r\n")
     await client.leave()
     assert data.count(b": ping\n\n") >= 3
+
+
+async def test_a_stream_that_runs_follows_new_limits(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "LOOK_SECONDS", 0.02)
+    daemon: Daemon = await start(http={"ping_seconds": 300.0})
+    daemon.fakes.admission.script = nothing
+    client = await Client.send(daemon, "/v1/chat/completions", stream=True)
+    await daemon.fakes.admission.ticket()
+    await asyncio.sleep(0.1)  # it waits for the old time
+    daemon.fakes.configure(http={"ping_seconds": 0.05})
+    await client.until(b": ping\n\n")
+    await client.leave()
 
 
 async def test_no_ping_while_text_comes(start: Start) -> None:
