@@ -21,8 +21,11 @@ from tests.native.test_residency import N_EXPERT, N_LAYER, SIZES, every
 from tests.residency_bench import Bench, Logits, fill, kl, open_bench
 
 N_PROMPT, N_STEPS = 40, 4
-SLOTS = {"zero": 8, "half": 8, "full": N_EXPERT}
-COUNTED = ("submissions", "semaphore_waits", "fence_waits", "held_back")
+SLOTS = {"zero": 8, "half": 8, "blocks": 8, "full": N_EXPERT}
+RESIDENT = {"zero": {}, "half": every(8), "full": every(N_EXPERT)}
+RESIDENT["blocks"] = {i: [0, 1, 2, 3, 8, 9, 10, 11] for i in range(N_LAYER)}
+"""Experts of each layer; in blocks, those between are copied in one piece that is large enough for the other queue."""
+COUNTED = ("submissions", "semaphore_waits", "fence_waits", "held_back", "fills")
 Counts = dict[str, dict[str, int]]
 """Phase -> what the driver was given in it, by `COUNTED`."""
 
@@ -58,8 +61,7 @@ def logits(path: Path, mode: str, counts: Counts) -> Logits:
         if mode == "stock":
             return walk(bench, counts)
         with Residency(bench.context.pointer, [SLOTS[mode]] * N_LAYER) as hs:
-            if mode != "zero":
-                fill(hs, every(SLOTS[mode]))
+            fill(hs, RESIDENT[mode])
             return walk(bench, counts)
 
 

@@ -1,6 +1,7 @@
 // Preloaded into a test's process: counts what the Vulkan backend submits and waits for. With HOTSET_SHIM_QUEUES=2 a
 // device that has one queue shows a second one (the same behind the scenes), so that code for two of them runs. With
 // HOTSET_SHIM_KEEP_BUFFERS=1 no buffer is destroyed, for a driver that uses those of stale bindings (tests/lavapipe.py).
+// With HOTSET_SHIM_INTEGRATED=1 the device says that it shares its memory with the host.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -8,7 +9,7 @@
 #include <string.h>
 #include <vulkan/vulkan.h>
 
-static struct { unsigned long submissions, semaphore_waits, fence_waits, held_back; } counted;
+static struct { unsigned long submissions, semaphore_waits, fence_waits, held_back, fills; } counted;
 static unsigned long recorded; // command buffers that are not submitted yet
 
 static PFN_vkQueueSubmit real_submit;
@@ -18,11 +19,14 @@ static PFN_vkGetSemaphoreCounterValue real_look;
 static PFN_vkGetPhysicalDeviceQueueFamilyProperties real_families;
 static PFN_vkCreateDevice real_create_device;
 static PFN_vkGetDeviceQueue2 real_get_queue;
+static PFN_vkCmdFillBuffer real_fill;
+static PFN_vkGetPhysicalDeviceProperties real_properties;
+static PFN_vkGetPhysicalDeviceProperties2 real_properties2;
 static pthread_mutex_t submitting = PTHREAD_MUTEX_INITIALIZER; // two queues of the backend may be one of the driver
 
 // submissions, submissions that wait for a semaphore, fences that were waited for and reset, looks at a semaphore while
-// something that was recorded was not submitted
-void shim_counts(unsigned long out[4]) {
+// something that was recorded was not submitted, buffers that the device was told to fill
+void shim_counts(unsigned long out[5]) {
     memcpy(out, &counted, sizeof(counted));
 }
 
@@ -51,6 +55,21 @@ static VKAPI_ATTR VkResult VKAPI_CALL end(VkCommandBuffer buffer) {
 static VKAPI_ATTR VkResult VKAPI_CALL look(VkDevice device, VkSemaphore semaphore, uint64_t * value) {
     counted.held_back += recorded > 0;
     return real_look(device, semaphore, value);
+}
+
+static VKAPI_ATTR void VKAPI_CALL fill(VkCommandBuffer commands, VkBuffer buffer, VkDeviceSize at, VkDeviceSize size, uint32_t value) {
+    counted.fills++;
+    real_fill(commands, buffer, at, size, value);
+}
+
+static VKAPI_ATTR void VKAPI_CALL properties(VkPhysicalDevice device, VkPhysicalDeviceProperties * out) {
+    real_properties(device, out);
+    out->deviceType = VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU;
+}
+
+static VKAPI_ATTR void VKAPI_CALL properties2(VkPhysicalDevice device, VkPhysicalDeviceProperties2 * out) {
+    real_properties2(device, out);
+    out->properties.deviceType = VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU;
 }
 
 static VKAPI_ATTR void VKAPI_CALL families(VkPhysicalDevice device, uint32_t * n, VkQueueFamilyProperties * out) {
@@ -95,8 +114,13 @@ static PFN_vkVoidFunction replaced(const char * name, PFN_vkVoidFunction real) {
     REPLACE("vkResetFences", real_reset_fences, reset_fences)
     REPLACE("vkEndCommandBuffer", real_end, end)
     REPLACE("vkGetSemaphoreCounterValue", real_look, look)
+    REPLACE("vkCmdFillBuffer", real_fill, fill)
     if (is_set("HOTSET_SHIM_KEEP_BUFFERS", "1")) {
         REPLACE("vkDestroyBuffer", real_destroy_buffer, keep_buffer)
+    }
+    if (is_set("HOTSET_SHIM_INTEGRATED", "1")) {
+        REPLACE("vkGetPhysicalDeviceProperties", real_properties, properties)
+        REPLACE("vkGetPhysicalDeviceProperties2", real_properties2, properties2)
     }
     if (is_set("HOTSET_SHIM_QUEUES", "2")) {
         REPLACE("vkGetPhysicalDeviceQueueFamilyProperties", real_families, families)
