@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -56,6 +57,7 @@ def make_app(wanted: str | None) -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of the console script. An error that this project raises on purpose is one message and exit code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # ggml would start a debugger, whose output hides what it said
     if arguments is None:
         signal.signal(signal.SIGTERM, _end)
     wanted = next((word for word in words if not word.startswith("-")), None)

@@ -10,6 +10,7 @@ show only what it writes from these prompts.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,16 +98,17 @@ REPORT: TypeAdapter[Progress | Counted | NoDevice | Refused] = TypeAdapter(
 
 
 def main() -> None:
-    """Do the job of standard input."""
+    """Do the job of standard input. What the library prints goes to stderr: stdout is for reports alone."""
+    reports = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(report: BaseModel) -> None:
+        print(report.model_dump_json(), file=reports, flush=True)
+
     try:
         say(run(Job.model_validate_json(sys.stdin.buffer.read()), say))
     except HotsetError as error:
         say(Refused(message=error.message))
-
-
-def say(report: BaseModel) -> None:
-    """One line for the parent."""
-    print(report.model_dump_json(), flush=True)
 
 
 def run(job: Job, tell: Callable[[Progress], None]) -> Counted | NoDevice | Refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from daemon.errors import EXIT_FAILURE, EXIT_USAGE, HotsetError
+from daemon.native.process import die_with_parent
 from hotset_tools.options import device_name
 
 
@@ -26,6 +28,10 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare experts on a device with stock llama.cpp; exit code 1 beyond tolerance, 2 if nothing can be compared."""
+    parent = os.getpid()
+    if child := os.fork():  # ggml ends the process whose device is gone
+        raise typer.Exit(_end_of(child))
+    die_with_parent(parent)
     from hotset_tools.bench.models import use_native_build
     from hotset_tools.verify import opening, report, run
 
@@ -42,3 +48,12 @@ def command(
     print(jsonlib.dumps(report.as_json(outcome), indent=2) if as_json else report.table(outcome))
     if not outcome.ok:
         raise typer.Exit(EXIT_FAILURE)
+
+
+def _end_of(child: int) -> int:
+    """The exit code that stands for a child's."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code >= 0:
+        return code
+    print(f"hotset: the comparison was ended by {signal.Signals(-code).name}, not by hotset", file=sys.stderr)
+    return EXIT_USAGE

@@ -110,6 +110,22 @@ def test_a_device_that_holds_other_bytes_is_found_out(
     assert all(case["ok"] for case in found["cases"] if case["resident"] == 0)
 
 
+def test_a_device_that_goes_ends_it_with_a_message(mini: Path, library_path: Path) -> None:
+    """In the middle of an upload; ggml ends the process then."""
+
+    def goes(number: int, data: bytes, _before: bytes) -> bytes:
+        if number == 20:
+            server.process.kill()
+        return data
+
+    with rpc_server(library_path) as server, proxy(server.port, goes) as device:
+        result = hotset_verify(mini, "--threads", 1, "--device", f"rpc:127.0.0.1:{device.port}")
+    assert (result.returncode, result.stdout) == (2, "")
+    *_, said, last = result.stderr.splitlines()
+    assert "RPC server crashed" in said
+    assert "ended by SIGABRT" in last
+
+
 def test_experts_that_are_never_computed_on_the_device_are_found_out(
     mini: Path, rpc_device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ LEARN = ("hot-set", "--out", "hot.json", "--tokens", "4000")
     [
         (LEARN, "stands in for one", 2, signal.SIGINT, 130),
         (LEARN, "stands in for one", 2, signal.SIGTERM, 143),
-        (["verify"], "stock with the experts in memory", 1, signal.SIGINT, -signal.SIGINT),
+        (["verify"], "stock with the experts in memory", 2, signal.SIGINT, 130),
     ],
 )
 def test_nothing_is_left(
