@@ -82,27 +82,23 @@ class Watcher:
         self._files, self._changed = files, changed
         self._quiet, self._longest, self._rescan = quiet, longest, rescan
         self._touched = asyncio.Event()
-        self._watches: dict[tuple[str, int], ObservedWatch] = {}
-        self._complained: set[str] = set()
         self.watching = asyncio.Event()
         """Set once the first watches are in place."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        observer, handler = Observer(), _Handler(asyncio.get_running_loop(), self._touched)
-        await asyncio.to_thread(observer.start)
+        watches = await asyncio.to_thread(_Watches, _Handler(asyncio.get_running_loop(), self._touched))
         try:
             while True:
                 # Watches before the reading: what is written after that gives an event.
                 files = tuple(self._files())
-                await asyncio.to_thread(self._rewatch, files, observer, handler)
+                await asyncio.to_thread(watches.follow, {name for file in files for name in directories(file)})
                 await self._changed()
                 if tuple(self._files()) == files:
                     self.watching.set()
                     await self._wait()
         finally:
-            observer.stop()
-            await asyncio.shield(asyncio.to_thread(observer.join))
+            await asyncio.shield(asyncio.to_thread(watches.close))
 
     async def _wait(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -114,26 +110,55 @@ class Watcher:
                     await asyncio.sleep(self._quiet)
         self._touched.clear()
 
-    def _rewatch(self, files: Iterable[Path], observer: BaseObserver, handler: FileSystemEventHandler) -> None:
-        wanted = {name for file in files for name in directories(file)}
+
+class _Watches:
+    """The directories under watch; one that cannot be watched now is tried again by the next call.
+
+    Without descriptors for an observer there will be no events: each attempt would leave one more descriptor open.
+    """
+
+    def __init__(self, handler: FileSystemEventHandler) -> None:
+        self._handler = handler
+        self._observer = self._start()
+        self._watches: dict[tuple[str, int], ObservedWatch] = {}
+        self._complained: set[str] = set()
+
+    def follow(self, names: set[str]) -> None:
+        """Watch these directories and no others."""
+        if self._observer is None:
+            return
         # By inode too: the watch of a directory that was deleted says nothing about the one that came after it.
-        keys = {(name, inode) for name in wanted if (inode := _inode(name)) is not None}
-        for key in self._watches.keys() - keys:
+        wanted = {(name, inode) for name in names if (inode := _inode(name)) is not None}
+        for key in self._watches.keys() - wanted:
             with contextlib.suppress(KeyError, OSError):
-                observer.unschedule(self._watches.pop(key))
-        for key in keys - self._watches.keys():
+                self._observer.unschedule(self._watches.pop(key))
+        for key in wanted - self._watches.keys():
             try:
-                self._watches[key] = observer.schedule(handler, key[0], event_filter=_EVENTS)
+                self._watches[key] = self._observer.schedule(self._handler, key[0], event_filter=_EVENTS)
             except OSError as error:
                 self._complain(key[0], error)
+
+    def close(self) -> None:
+        """End the observer's threads."""
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join()
+
+    @staticmethod
+    def _start() -> BaseObserver | None:
+        try:
+            observer = Observer()
+            observer.start()
+        except OSError as error:
+            log.warning("nothing can be watched: changes are seen late", reason=error.strerror or str(error))
+            return None
+        return observer
 
     def _complain(self, directory: str, error: OSError) -> None:
         if directory not in self._complained:
             self._complained.add(directory)
-            log.warning(
-                "a directory cannot be watched: its changes are seen late",
-                directory=directory, reason=error.strerror, seconds=self._rescan,
-            )  # fmt: skip
+            reason = error.strerror or str(error)
+            log.warning("a directory cannot be watched: its changes are seen late", directory=directory, reason=reason)
 
 
 def _inode(directory: str) -> int | None:

@@ -55,7 +55,8 @@ def ask(pid: int = 0) -> Reload:
 
 
 def _connect(pid: int) -> socket.socket:
-    pids = [pid] if pid else sorted(int(path.stem) for path in control.directory().glob("[0-9]*.sock"))
+    names = (path.stem for path in control.directory().glob("*.sock"))
+    pids = [pid] if pid else sorted(int(name) for name in names if name.isdecimal())
     reached = {one: connection for one in pids if (connection := _try(one)) is not None}
     if len(reached) == 1:
         return reached.popitem()[1]

@@ -104,11 +104,12 @@ async def test_the_command_finds_the_only_service_beside_what_dead_ones_left(run
     service, own = Answering(), os.getpid()
     async with control.listening(service):
         (run / "1.sock").touch()
+        (run / "1x.sock").touch()
         assert await asyncio.to_thread(command.ask) == service.outcome
         assert (run / f"{own}.sock").stat().st_mode & 0o777 == 0o600
         with pytest.raises(command.NoService, match="as process 1"):
             await asyncio.to_thread(command.ask, 1)
-    assert sorted(os.listdir(run)) == ["1.sock"]
+    assert sorted(os.listdir(run)) == ["1.sock", "1x.sock"]
     with pytest.raises(command.NoService):
         await asyncio.to_thread(command.ask)
 

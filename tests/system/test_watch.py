@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -232,6 +233,18 @@ async def test_a_directory_that_is_replaced_is_found_by_the_rescan(file: Path) -
         await watched.until(lambda: watched.limit == 2)
         write(file, text(3))
         await watched.until(lambda: watched.limit == 3)
+
+
+async def test_a_machine_without_descriptors_is_left_with_the_rescan(file: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as lowest:  # noqa: ASYNC230
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 2, hard))  # enough to read a file, not to watch
+    try:
+        async with watching(file, rescan=0.1) as watched:
+            write(file, text(2))
+            await watched.until(lambda: watched.limit == 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_links_that_go_round_end(tmp_path: Path) -> None:
