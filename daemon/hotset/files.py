@@ -56,6 +56,22 @@ def _plain(fault: str) -> str:
     return printable if len(printable) <= _LENGTH else f"{printable[:_LENGTH]}..."
 
 
+def read(path: Path, most: int, unusable: type[FaultyFile]) -> bytes:
+    """All of a file that has at most so many bytes.
+
+    Raises:
+        FaultyFile: of the type `unusable`; it cannot be read, is larger, or is something that might never end.
+    """
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise unusable(path.name, ["it is no regular file"])
+        if path.stat().st_size > most:
+            raise unusable(path.name, [f"it has more than {most >> 20} MiB"])
+        return path.read_bytes()
+    except OSError as error:
+        raise unusable(path.name, [f"it cannot be read: {error.strerror}"]) from None
+
+
 def obstacle(path: Path) -> str | None:
     """Why no file can be put there, as far as it shows before there is something to write."""
     if not path.absolute().parent.is_dir():

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from daemon.hotset import files
 from daemon.hotset.budget import RESERVED, SIZE_NAME
 from daemon.hotset.files import FaultyFile, ModelId, Part, reasons
 
@@ -98,12 +99,7 @@ def read(path: Path) -> HotSet:
     Raises:
         HotSetUnusable: it cannot be read or is no hot set; every fault is listed.
     """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise HotSetUnusable(path.name, [f"it has more than {MAX_BYTES >> 20} MiB"])
-        text = path.read_bytes()
-    except OSError as error:
-        raise HotSetUnusable(path.name, [f"it cannot be read: {error.strerror}"]) from None
+    text = files.read(path, MAX_BYTES, HotSetUnusable)
     try:
         return HotSet.model_validate_json(text)
     except ValidationError as error:

@@ -118,12 +118,7 @@ def read(path: Path) -> Trace:
     Raises:
         TraceUnusable: it cannot be read or is no trace; every fault is listed.
     """
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TraceUnusable(path.name, [f"it has more than {MAX_BYTES >> 20} MiB"])
-        line, end, packed = path.read_bytes().partition(b"\n")
-    except OSError as error:
-        raise TraceUnusable(path.name, [f"it cannot be read: {error.strerror}"]) from None
+    line, end, packed = files.read(path, MAX_BYTES, TraceUnusable).partition(b"\n")
     if not end or len(line) > _MAX_HEADER:
         raise TraceUnusable(path.name, ["it does not begin with a line that describes it"])
     try:

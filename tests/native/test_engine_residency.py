@@ -130,7 +130,8 @@ def test_two_devices_have_their_own_layers_and_budgets(servers: list[str], model
         first, second = filled(made.experts, loop, pipe).devices
         assert first.device != second.device
         spec = load_spec(model, both, {"hot_set": str(hot_set), "vram": 8})
-        expected = prepare(spec, check(model), [devices.describe(one) for one in made.model.devices])
+        found = [devices.describe(one) for one in made.model.devices]
+        expected = prepare(spec, check(model), found)
         assert isinstance(expected, Wanted)
         assert [layer.device for layer in expected.layers] == [layer.device for layer in made.experts.status().layers]
         assert (first.layers, second.layers) == (3, 1)  # llama.cpp counts the output as a layer
@@ -138,6 +139,10 @@ def test_two_devices_have_their_own_layers_and_budgets(servers: list[str], model
         assert max(first.bytes, second.bytes) <= 8 * MIB
         assert min(first.hits, second.hits) > 0
         names = first.device, second.device
+    wrong = load_spec(model, both, {"hot_set": str(hot_set), "vram": {names[0]: "all", "Vulkan9": "half"}})
+    off = prepare(wrong, check(model), found)
+    assert isinstance(off, Off)
+    assert off.reason == f"off: residency.vram names Vulkan9, but the model is on {names[0]}, {names[1]}"
     table = {names[1]: "all"}
     with loaded(model, both, {"hot_set": str(hot_set), "vram": table}) as (made, loop, pipe):
         status = filled(made.experts, loop, pipe)

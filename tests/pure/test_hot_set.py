@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.hotset import hot_set, placement, whole_layers
+from daemon.hotset import hot_set, placement, trace, whole_layers
 from daemon.hotset.budget import MIB, Bytes, Share, SizeOf, of_device, parse, parse_all
 from daemon.hotset.hot_set import HotSet, HotSetUnusable
 from daemon.hotset.placement import ExpertLayer
+from daemon.hotset.trace import TraceUnusable
 
 PRINT = "0123456789abcdef" * 4
 N_EXPERT = 8
@@ -57,6 +59,15 @@ def test_what_is_no_json_or_no_file(tmp_path: Path) -> None:
         hot_set.read(tmp_path / "none.json")
     with pytest.raises(HotSetUnusable, match="cannot be read"):
         hot_set.read(tmp_path)
+
+
+def test_what_might_never_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(HotSetUnusable, match="no regular file"):
+            hot_set.read(path)
+        with pytest.raises(TraceUnusable, match="no regular file"):
+            trace.read(path)
 
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
