@@ -65,5 +65,5 @@ class Counts:
         return raw - self._discount[index].by_expert
 
     def _raw(self) -> list[_Layer]:
-        counts = self._residency.counts
-        return [_Layer(counts(layer.index), layer.hits, layer.misses) for layer in self._residency.layers()]
+        both = zip(self._residency.layers(), self._residency.all_counts(), strict=True)
+        return [_Layer(counts, layer.hits, layer.misses) for layer, counts in both]

@@ -194,6 +194,13 @@ class Residency:
         self._check(self._exports.llama_hotset_get_counts(self._pointer, index, out.ctypes.data, len(out)))
         return out
 
+    def all_counts(self) -> list[npt.NDArray[np.uint64]]:
+        """`counts` of every layer, as of one boundary."""
+        sizes = [layer.n_expert for layer in self.layers()]
+        out = np.zeros(sum(sizes), np.uint64)
+        self._check(self._exports.llama_hotset_get_counts(self._pointer, -1, out.ctypes.data, len(out)))
+        return np.split(out, np.cumsum(sizes)[:-1])
+
     def router_ids(self, index: int, n_tokens: int) -> npt.NDArray[np.int32]:
         """What the router chose for each token of the last step, [n_tokens, n_expert_used].
 

@@ -217,7 +217,7 @@ def _prompt(context: Context, tokens: Sequence[int]) -> None:
 
 
 def _counts(residency: Residency) -> npt.NDArray[np.int64]:
-    return np.stack([residency.counts(layer) for layer in range(residency.n_layers)]).astype(np.int64)
+    return np.stack(residency.all_counts()).astype(np.int64)
 
 
 def _hits(residency: Residency | None) -> npt.NDArray[np.int64]:

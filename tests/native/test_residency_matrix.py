@@ -182,10 +182,11 @@ def watched_walks_agree(name: str, path: Path, device: str, stock: Logits, half:
 
 
 def counts_are_a_recount(hs: Residency, n_expert: int, seen: list[Seen]) -> None:
-    for layer in hs.layers():
+    for layer, together in zip(hs.layers(), hs.all_counts(), strict=True):
         ids = np.concatenate([walk.ids[layer.index] for walk in seen])
         ids = ids * layer.n_expert // n_expert  # grovemoe's second experts serve a group of the router's each
-        np.testing.assert_array_equal(hs.counts(layer.index), np.bincount(ids.flat, minlength=layer.n_expert))
+        np.testing.assert_array_equal(together, np.bincount(ids.flat, minlength=layer.n_expert))
+        np.testing.assert_array_equal(together, hs.counts(layer.index))
         assert layer.hits + layer.misses == hs.statistics().tokens * layer.n_expert_used
 
 
