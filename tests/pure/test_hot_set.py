@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.hotset import hot_set, placement, trace, whole_layers
@@ -134,6 +134,7 @@ JSON = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
 @given(st.dictionaries(st.sampled_from(KEYS), JSON))
 def test_whatever_the_file_holds_it_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: Any) -> None:
     path = tmp_path_factory.mktemp("any") / "hot.json"
