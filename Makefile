@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 BACKEND ?= auto
 CONFIG ?= config.toml
 GROUPS := pure api build native docs system
+# Compiled modules are kept whatever the environment says: the tests start many processes.
+TEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q
 
 .PHONY: help setup serve test $(GROUPS:%=test-%) check lock clean
 
@@ -26,11 +28,11 @@ serve: setup
 # All groups run even if one fails, so that one run tells everything.
 test: setup
 	@failed=""; for group in $(GROUPS); do \
-	    echo "== tests/$$group"; $(BIN)/python -m pytest -q tests/$$group || failed="$$failed $$group"; \
+	    echo "== tests/$$group"; $(TEST) tests/$$group || failed="$$failed $$group"; \
 	done; if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 $(GROUPS:%=test-%): test-%: setup
-	@$(BIN)/python -m pytest -q tests/$*
+	@$(TEST) tests/$*
 
 check: setup
 	$(BIN)/ruff check .

@@ -142,17 +142,22 @@ def _slope(layer: LayerState, less: int, more: int) -> float:
 
 
 def _use_rest(layers: Sequence[LayerState], slots: list[int], left: int) -> None:
-    """One better choice per layer within what is left, the best gains first."""
-    options = []
-    for index, layer in enumerate(layers):
-        room = left + layer.bytes(slots[index])
-        most = min(layer.n_expert, room // layer.expert_bytes - 1)
-        best = min(range(slots[index], most + 1), key=layer.seconds, default=slots[index])
-        options.append((layer.seconds(slots[index]) - layer.seconds(best), index, best))
-    for gain, index, best in sorted(options, reverse=True):
-        cost = layers[index].bytes(best) - layers[index].bytes(slots[index])
-        if gain > 0 and cost <= left:
-            slots[index], left = best, left - cost
+    """The best single choice within what is left, until none is better: each leaves less for the others."""
+    while True:
+        options = [_best_within(layer, n, left) for layer, n in zip(layers, slots, strict=True)]
+        both = enumerate(zip(layers, slots, options, strict=True))
+        gains = [(layer.seconds(n) - layer.seconds(best), index) for index, (layer, n, best) in both]
+        gain, index = max(gains, default=(0.0, 0))
+        if gain <= 0:
+            return
+        left -= layers[index].bytes(options[index]) - layers[index].bytes(slots[index])
+        slots[index] = options[index]
+
+
+def _best_within(layer: LayerState, slots: int, left: int) -> int:
+    """The fastest number of slots, not less than now, that `left` more bytes pay for."""
+    most = min(layer.n_expert, (left + layer.bytes(slots)) // layer.expert_bytes - 1)
+    return min(range(slots, most + 1), key=layer.seconds, default=slots)
 
 
 def _made(kind: Kind, layers: Sequence[LayerState], slots: Sequence[int], used: int | None = None) -> Plan:

@@ -82,6 +82,15 @@ def test_nothing_can_be_added_for_free(states: list[LayerState], budget: int) ->
                 assert one.seconds(more) >= one.seconds(n) - 1e-9
 
 
+def test_what_one_choice_leaves_goes_to_smaller_ones() -> None:
+    """Neither can have all it was to get from the rest; what the first one leaves still pays for something."""
+    states = [
+        layer(size=5, price=0.0, fixed=0.0, cpu=1.0, device=0.0),
+        layer(size=3, price=1.0, fixed=0.0, cpu=1.0, device=1.0),
+    ]
+    assert mixed(states, 30).slots == (2, 4)
+
+
 @given(st.floats(0.1, 5), st.floats(0.1, 10), st.floats(1, 30), st.integers(1, N_EXPERT - 1))
 def test_partial_layers_pay_exactly_where_the_rule_says(price: float, skew: float, cpu: float, slots: int) -> None:
     """(h - S) T > S p, with no time on the device and no slot of zeros: against full and cold layers of that size."""
