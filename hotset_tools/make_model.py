@@ -18,7 +18,7 @@ from daemon.errors import HotsetError
 from hotset_tools.model_shapes import SHAPES, Shape, Tensor, tensors
 from hotset_tools.random_weights import Bytes, chunks, encode, row_bytes, rows
 from hotset_tools.routing import Embeddings, Routing
-from hotset_tools.synthetic_vocab import CHATML, Vocab, make_vocab
+from hotset_tools.synthetic_vocab import Vocab, add_to, make_vocab
 
 ALIGNMENT = 32
 _HEADER_RESERVE = 64 * 1024 * 1024
@@ -69,7 +69,8 @@ class _Header:
         self._writer: Any = gguf.GGUFWriter(path, shape.architecture)
         self._writer.data_alignment = ALIGNMENT
         _add_sizes(self._writer, shape)
-        _add_vocab(self._writer, vocab)
+        add_to(self._writer, vocab)
+        self._writer.add_pad_token_id(vocab.bos)
         if routing is not None:
             _add_routing(self._writer, routing)
         for tensor in plan:
@@ -107,19 +108,6 @@ def _add_sizes(writer: Any, shape: Shape) -> None:
         writer.add_expert_count(shape.n_expert)
         writer.add_expert_used_count(shape.n_expert_used)
         writer.add_expert_feed_forward_length(shape.n_ff)
-
-
-def _add_vocab(writer: Any, vocab: Vocab) -> None:
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(vocab.tokens)
-    writer.add_token_types(vocab.types)
-    writer.add_token_merges(vocab.merges)
-    writer.add_bos_token_id(vocab.bos)
-    writer.add_eos_token_id(vocab.eos)
-    writer.add_pad_token_id(vocab.bos)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHATML)
 
 
 def _add_routing(writer: Any, routing: Routing) -> None:

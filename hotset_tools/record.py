@@ -13,26 +13,23 @@ import typer
 
 from daemon.hotset import trace
 from hotset_tools.hot_set import PROMPTS, learning
-from hotset_tools.options import device_name
+from hotset_tools.options import MoeArgument, StandInOption, TextsOption, ThreadsOption, TokensOption
 from hotset_tools.reporter import make_reporter
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="GGUF file with experts; the first part of a split one.")],
+    model: MoeArgument,
     out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")],
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(help="Text file, or directory of .txt files; may be repeated. Each text becomes a segment."),
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of each text that are used.")] = 512,
-    device: Annotated[
-        str,
-        typer.Option(callback=device_name, help="As engine.device; where that gives none, a CPU stands in for one."),
-    ] = "auto",
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one for each physical core.")] = 0,
+    prompts: TextsOption = None,
+    tokens: TokensOption = 512,
+    device: StandInOption = "auto",
+    threads: ThreadsOption = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was written but the ids.")] = False,
 ) -> None:
-    """Record which experts a model chooses for each token of texts, decoded as if it had written them."""
+    """Record which experts a model chooses for each token of texts, decoded as if it had written them.
+
+    Each text becomes a segment.
+    """
     recorded = record(learning.Run(model, out, prompts or [PROMPTS], tokens, device, threads), json=as_json)
     print(json.dumps(recorded.as_json(), indent=2) if as_json else recorded.text())
 

@@ -9,6 +9,7 @@ import itertools
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 N_MIN = 256 + len(SPECIAL)
@@ -80,3 +81,16 @@ def _pairs() -> Iterator[tuple[str, str]]:
     yield from ((space, two) for two in twos)
     yield from ((two, letter) for two in twos for letter in letters)
     yield from itertools.product(twos, twos)
+
+
+def add_to(writer: Any, vocab: Vocab) -> None:
+    """The vocabulary's keys and its template into a `gguf.GGUFWriter`."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(vocab.tokens)
+    writer.add_token_types(vocab.types)
+    writer.add_token_merges(vocab.merges)
+    writer.add_bos_token_id(vocab.bos)
+    writer.add_eos_token_id(vocab.eos)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(CHATML)

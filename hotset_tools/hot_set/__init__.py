@@ -8,24 +8,19 @@ from typing import Annotated
 
 import typer
 
-from hotset_tools.options import device_name
+from hotset_tools.options import MoeArgument, StandInOption, TextsOption, ThreadsOption, TokensOption
 
 PROMPTS = Path(__file__).resolve().parents[2] / "models" / "prompts"
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="GGUF file with experts; the first part of a split one.")],
+    model: MoeArgument,
     out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")] = Path("hot_set.json"),
-    prompts: Annotated[
-        list[Path] | None, typer.Option(help="Text file, or directory of .txt files; may be repeated.")
-    ] = None,
+    prompts: TextsOption = None,
     sizes: Annotated[str, typer.Option(help="Percent of each layer's experts, separated by commas.")] = "25,50,75,100",
-    tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of each text that are used.")] = 512,
-    device: Annotated[
-        str,
-        typer.Option(callback=device_name, help="As engine.device; where that gives none, a CPU stands in for one."),
-    ] = "auto",
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one for each physical core.")] = 0,
+    tokens: TokensOption = 512,
+    device: StandInOption = "auto",
+    threads: ThreadsOption = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was written but the experts.")] = False,
 ) -> None:
     """Rank the experts of each layer by how often texts of yours use them, for residency.hot_set."""

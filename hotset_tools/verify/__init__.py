@@ -13,7 +13,7 @@ import typer
 
 from daemon.errors import EXIT_FAILURE, EXIT_USAGE, HotsetError
 from daemon.native.process import die_with_parent
-from hotset_tools.options import device_name
+from hotset_tools.options import ThreadsOption, device_name
 
 
 def command(
@@ -22,7 +22,7 @@ def command(
         str | None,
         typer.Option(callback=device_name, help="As `hotset doctor` lists it, rpc:HOST:PORT, or cpu for a stand-in."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, max=1024, help="0: one for each physical core.")] = 0,
+    threads: ThreadsOption = 0,
     seed: Annotated[int, typer.Option(min=0, help="Which experts become resident when.")] = 1,
     prompts: Annotated[Path | None, typer.Option(help="Text file to take the prompts from.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hotset_tools.synthetic_vocab import CHATML, make_vocab
+from hotset_tools.synthetic_vocab import add_to, make_vocab
 from tests.miniarch.keys import N_VOCAB, Value
 from tests.miniarch.table import Mini
 
@@ -18,7 +18,7 @@ def header(path: Path, mini: Mini) -> Any:
     writer.add_name(f"mini {mini.architecture}")
     for key, value in mini.metadata.items():
         _add(writer, f"{mini.architecture}.{key}", value)
-    _add_vocab(writer)
+    add_to(writer, make_vocab(N_VOCAB))
     return writer
 
 
@@ -40,16 +40,3 @@ def _add(writer: Any, key: str, value: Value) -> None:
         writer.add_key_value(key, value, kinds.ARRAY, scalars[type(value[0])])
     else:
         writer.add_key_value(key, value, scalars[type(value)])
-
-
-def _add_vocab(writer: Any) -> None:
-    vocab = make_vocab(N_VOCAB)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(vocab.tokens)
-    writer.add_token_types(vocab.types)
-    writer.add_token_merges(vocab.merges)
-    writer.add_bos_token_id(vocab.bos)
-    writer.add_eos_token_id(vocab.eos)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHATML)
