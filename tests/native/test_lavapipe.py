@@ -7,7 +7,7 @@ a CPU behind the RPC backend can show. All in one process, since compiling shade
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from daemon.native.hotset import Mode, Residency, State
-from daemon.verify.compare import distance, flipped
+from daemon.verify.compare import Mask, distance, flipped
 from daemon.verify.script import DECODE, PREFILL, SEQUENCES, STEPS, Row, Step
-from daemon.verify.tolerance import Standard, Tolerance
+from daemon.verify.tolerance import Rule, Standard, Tolerance
 from daemon.verify.walk import Recording, walk
 from tests.miniarch.table import MINIS, all_of
 from tests.miniarch.writer import write_minis
@@ -31,7 +31,10 @@ MODELS = {
     "gpt-oss-MXFP4": ("gpt-oss", "MXFP4"),
     "deepseek2-Q8_0": ("deepseek2", "Q8_0"),
     "qwen3next-Q4_K": ("qwen3next", "Q4_K"),
+    "qwen3next-F32": ("qwen3next", "F32"),
 }
+ROUNDING = 1e-5
+"""Largest divergence with experts that nobody rounds, wherever they are: a wrong one makes thousands of times more."""
 CASES = ("empty", "half", "staging", "full")
 N_SEQUENCES = 6
 
@@ -58,6 +61,7 @@ def test_slots_agree_as_stocks_placements_do(
     with capsys.disabled():
         print(f"\n{model} {case}: KL {seen['kl']:.2g}, stock's own {seen['kl_stock']:.2g}, flips {seen['flips']:.1%}")
     assert seen["problem"] is None
+    assert seen["flips"] <= (0.0 if model.endswith("F32") else 0.1)
     assert seen["prompt_is_identical"]
     assert seen["kl_stock"] > 0
     assert (seen["hits"] > 0, seen["misses"] > 0) == (case != "empty", case != "full")
@@ -83,15 +87,20 @@ def compare(path: Path) -> Iterator[dict[str, Any]]:
         hs.set_state(State.ON)
         own = distance(stock.logits, device.logits, np.zeros(len(stock.logits), np.bool_)).kl_mean
         standard = Standard(frozenset({"quantised"}), rounds_alike=False, kl_stock=own)
+        moved = Tolerance(Rule.ALIKE, ROUNDING) if path.stem.endswith("F32") else standard.moved()
         empty = walk(bench.context, script(), hs)
 
         def judged(case: str, seen: Recording, reference: Recording, tolerance: Tolerance) -> dict[str, Any]:
-            apart = distance(reference.logits, seen.logits, flipped(empty.ids, seen.ids, len(seen.logits)))
+            flips = flipped(empty.ids, seen.ids, len(seen.logits))
+            # What is resident is chance while experts are staged, and so is whether a rounding error sends a row to
+            # other experts; that shows in all that its sequence computes afterwards.
+            rows = before_flips(flips, seen.steps) if case == "staging" else np.ones(len(flips), np.bool_)
+            apart = distance(reference.logits[rows], seen.logits[rows], flips[rows])
             return {
                 "case": case,
                 "kl": apart.kl_mean,
                 "kl_stock": own,
-                "flips": apart.flips,
+                "flips": float(flips.mean()),
                 "problem": tolerance.problem(apart),
                 "prompt_is_identical": bool((seen.phase(PREFILL).logits == stock.phase(PREFILL).logits).all()),
                 "hits": sum(seen.hits),
@@ -104,13 +113,23 @@ def compare(path: Path) -> Iterator[dict[str, Any]]:
         yield judged("empty", empty, stock, standard.untouched())
         fill(hs, {layer.index: list(range(0, layer.n_expert, 2)) for layer in hs.layers()})
         before = hs.statistics()
-        yield judged("half", walk(bench.context, script(), hs), stock, standard.moved())
-        yield judged("staging", walk_while_staging(bench, hs), stock, standard.moved())
+        yield judged("half", walk(bench.context, script(), hs), stock, moved)
+        yield judged("staging", walk_while_staging(bench, hs), stock, moved)
         hs.resize([layer.n_expert for layer in hs.layers()])
         fill(hs, {layer.index: list(range(layer.n_expert)) for layer in hs.layers()})
         before = hs.statistics()
         assert {layer.mode for layer in hs.layers()} == {Mode.FULL}
         yield judged("full", walk(bench.context, script(), hs), device, standard.unmoved())
+
+
+def before_flips(flips: Mask, steps: Sequence[Step]) -> Mask:
+    """Rows of each sequence up to the first one that was routed otherwise, without it."""
+    kept, spoilt = np.ones(len(flips), np.bool_), set[int]()
+    for index, (_, _, seq_id) in enumerate(row for step in steps for row in step.rows):
+        if flips[index]:
+            spoilt.add(seq_id)
+        kept[index] = seq_id not in spoilt
+    return kept
 
 
 @contextmanager

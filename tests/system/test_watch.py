@@ -237,14 +237,17 @@ async def test_a_directory_that_is_replaced_is_found_by_the_rescan(file: Path) -
 
 async def test_a_machine_without_descriptors_is_left_with_the_rescan(file: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with open(os.devnull) as lowest:  # noqa: ASYNC230
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 2, hard))  # enough to read a file, not to watch
-    try:
-        async with watching(file, rescan=0.1) as watched:
-            write(file, text(2))
-            await watched.until(lambda: watched.limit == 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with file.open("r+") as editor:  # opened before: the descriptors that are left are for reading
+        with open(os.devnull) as lowest:  # noqa: ASYNC230
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest.fileno() + 2, hard))  # enough to read, not to watch
+        try:
+            async with watching(file, rescan=0.1) as watched:
+                editor.truncate()
+                editor.write(text(2))
+                editor.flush()
+                await watched.until(lambda: watched.limit == 2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_links_that_go_round_end(tmp_path: Path) -> None:
