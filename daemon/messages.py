@@ -197,6 +197,40 @@ class StepTimes(Message):
     sample_per_token: float
 
 
+class HeatSummary(Message):
+    """How a layer's recent selections spread: heat is what `daemon.hotset.policy.Heat` keeps.
+
+    `resident_share` is the part of all heat that lies in resident experts, 0-1; `for_half` and `for_ninety` are how many
+    of the hottest experts hold half and nine tenths of it; `hottest` are the ids of the first few.
+    """
+
+    resident_share: float
+    for_half: int
+    for_ninety: int
+    hottest: list[int]
+
+
+class Allowance(Message):
+    """A budget as it was asked for and as it is in force; `why` is empty where it is what was asked."""
+
+    asked: str
+    effective: str
+    why: str = ""
+
+
+GateState = Literal["none", "waiting", "open", "closed"]
+"""Whether residency pays here: nothing to ask, not measured yet, it does, it does not."""
+
+
+class Gate(Message):
+    """Whether experts in VRAM make decoding faster; tokens per second with and without, where both are known."""
+
+    state: GateState = "none"
+    reason: str = ""
+    on: float | None = None
+    off: float | None = None
+
+
 class ExpertLayer(Message):
     """One set of routed experts as it is placed. `layer` is the model's, `reason` why it has no slots, if so.
 
@@ -214,6 +248,9 @@ class ExpertLayer(Message):
     resident: int
     hits: int
     misses: int
+    hit_rate: float | None = None
+    """Of recent decode steps, 0-1; None before the first."""
+    heat: HeatSummary | None = None
 
 
 class ExpertDevice(Message):
@@ -249,6 +286,15 @@ class Residency(Message):
     layers: list[ExpertLayer] = []
     uploaded_bytes: int = 0
     published: int = 0
+    placement: Literal["static", "live"] = "static"
+    """Whether experts move with the traffic."""
+    moves: int = 0
+    """Experts that were brought in because of the traffic."""
+    hit_rate: float | None = None
+    """Of recent decode steps in all layers with slots, 0-1."""
+    upload: Allowance | None = None
+    """Bytes per second that moves may take."""
+    gate: Gate = Gate()
     selftest: SelfTestState = "none"
     selftest_detail: str = ""
 
