@@ -10,7 +10,7 @@ import typer
 
 from daemon import config
 from daemon.api.routes import TABLE
-from daemon.messages import ExpertDevice, ExpertLayer, Residency
+from daemon.messages import Allowance, ExpertDevice, ExpertLayer, Gate, HeatSummary, Residency
 from hotset_tools.cli import COMMANDS, make_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,8 @@ def test_variables_and_keys_exist(page: Path) -> None:
 def test_every_field_of_the_status_is_described() -> None:
     page = (ROOT / "docs/hot-set.md").read_text("utf-8").split("## Reading the status")[1]
     described = {span.removesuffix("[]") for span in CODE.findall(page)}
-    fields = {name for part in (Residency, ExpertDevice, ExpertLayer) for name in part.model_fields}
+    parts = (Residency, ExpertDevice, ExpertLayer, HeatSummary, Allowance, Gate)
+    fields = {name for part in parts for name in part.model_fields}
     assert fields <= described
 
 
