@@ -15,9 +15,11 @@ TokenId = int
 
 
 class Message(BaseModel):
-    """Base: immutable, no unknown fields, numbers finite."""
+    """Base: immutable, no unknown fields, numbers finite. What is sent has every field, those with defaults too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, json_schema_serialization_defaults_required=True
+    )
 
 
 class Sampling(Message):

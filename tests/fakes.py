@@ -11,7 +11,22 @@ from daemon.api.guard import KeyRing
 from daemon.api.services import EngineState, Services
 from daemon.config import Config, api_keys
 from daemon.errors import BadRequest, HotsetError
-from daemon.messages import Candidate, Done, Failed, ModelInfo, Residency, Snapshot, Submit, TokenLogprob, Tokens
+from daemon.messages import (
+    Allowance,
+    Candidate,
+    Done,
+    ExpertDevice,
+    ExpertLayer,
+    Failed,
+    Gate,
+    HeatSummary,
+    ModelInfo,
+    Residency,
+    Snapshot,
+    Submit,
+    TokenLogprob,
+    Tokens,
+)
 from daemon.metrics import Metrics
 from daemon.prompt.pool import ChatPrompt, Prompt, VocabInfo
 
@@ -238,6 +253,36 @@ def model_info() -> ModelInfo:
         build="b1-fake",
         residency="not applicable: no device",
     )
+
+
+MOVING = Residency(
+    state="on",
+    reason="on: 8 of 32 experts",
+    filled=0.5,
+    devices=[
+        ExpertDevice(
+            device="Vulkan0", asked="50%", asked_bytes=100, effective_bytes=90, why="so much is free", bytes=96,
+            layers=2, slots=8, resident=7, hits=30, misses=10,
+        )
+    ],
+    layers=[
+        ExpertLayer(
+            layer=number, device="Vulkan0", mode="partial", reason="", memory="pinned", experts=16, slots=8, resident=7,
+            hits=30, misses=10, hit_rate=rate, heat=heat,
+        )
+        for number, (rate, heat) in enumerate(
+            [(None, None), (0.75, HeatSummary(resident_share=0.8, for_half=3, for_ninety=9, hottest=[5, 1, 0]))]
+        )
+    ],
+    uploaded_bytes=70,
+    placement="live",
+    moves=9,
+    hit_rate=0.75,
+    upload=Allowance(asked="64 MiB/s", effective="60 MiB/s", why="the bus is slow"),
+    gate=Gate(state="open", reason="it pays", on=20.0, off=11.5),
+    selftest="passed",
+)  # fmt: skip
+"""Experts that move: every field says something, and each that may be None is so in one layer."""
 
 
 @dataclass

@@ -1,12 +1,14 @@
-"""/openapi.json: built once from the table of endpoints and the pydantic models of their bodies."""
+"""/openapi.json: built once from the table of endpoints and the pydantic models of their bodies and answers."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from daemon.api.routes import TABLE, Endpoint
@@ -17,8 +19,7 @@ OPENAPI_PATH = "/openapi.json"
 
 def document(version: str, title: str = "hotset") -> dict[str, Any]:
     """The OpenAPI 3.1 description of every endpoint, under the path that the table shows."""
-    bodies = [endpoint.body for endpoint in TABLE if endpoint.body is not None]
-    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
+    _, definitions = models_json_schema([*_models()], ref_template=_REF)
     paths: dict[str, Any] = {OPENAPI_PATH: {"get": _own()}}
     for endpoint in TABLE:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
@@ -41,6 +42,15 @@ def document(version: str, title: str = "hotset") -> dict[str, Any]:
     }
 
 
+def _models() -> Iterator[tuple[type[BaseModel], Literal["validation", "serialization"]]]:
+    """Of what is sent here a field with a default may be missing, of what is sent from here none."""
+    for endpoint in TABLE:
+        if endpoint.body is not None:
+            yield endpoint.body, "validation"
+        if endpoint.answer is not None:
+            yield endpoint.answer, "serialization"
+
+
 @cache
 def rendered(version: str) -> str:
     """The document as JSON text; it takes longer to make than the rest of an application."""
@@ -60,8 +70,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if endpoint.body is not None:
-        schema = {"$ref": _REF.format(model=endpoint.body.__name__)}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(endpoint.body)}}}
     return operation
 
 
@@ -70,10 +79,15 @@ def _response(endpoint: Endpoint, status: int) -> dict[str, Any]:
         return _json("Not available.", {"$ref": _REF.format(model="Error")})
     if endpoint.text:
         return {"description": "Text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    response = _json("The answer.", {"type": ["object", "array"]})
+    answer = {"type": ["object", "array"]} if endpoint.answer is None else _ref(endpoint.answer)
+    response = _json("The answer.", answer)
     if endpoint.streams:
         response["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return response
+
+
+def _ref(model: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": _REF.format(model=model.__name__)}
 
 
 def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:

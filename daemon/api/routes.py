@@ -6,21 +6,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from daemon.api import admin, chat, completions, info, native, schema
+from daemon.messages import Residency
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One endpoint. `path` is what documents show; it is served with and without /v1 and with a last slash."""
+    """One endpoint. `path` is what documents show; it is served with and without /v1 and with a last slash.
+
+    `body` is what it takes; `answer` is what it gives, where a model of ours says so.
+    """
 
     method: str
     path: str
     handler: Handler
     summary: str
     body: type[schema.Body] | None = None
+    answer: type[BaseModel] | None = None
     statuses: tuple[int, ...] = (200,)
     streams: bool = False
     text: bool = False
@@ -54,7 +60,7 @@ TABLE: tuple[Endpoint, ...] = (
     Endpoint("GET", "/metrics", info.metrics, "Prometheus metrics.", text=True),
     Endpoint("GET", "/props", info.props, "Properties and default samplers, llama-server's shape."),
     Endpoint("GET", "/slots", info.slots, "What each sequence does, llama-server's shape."),
-    Endpoint("GET", "/v1/residency", info.residency, "Which experts are in VRAM, and why."),
+    Endpoint("GET", "/v1/residency", info.residency, "Which experts are in VRAM, and why.", answer=Residency),
     Endpoint("POST", "/v1/requests/{id}/cancel", admin.cancel_request, "Give a running request up."),
     Endpoint("POST", "/v1/embeddings", info.embeddings, "Not offered.", statuses=_NOT_OFFERED),
     Endpoint("POST", "/v1/responses", info.not_offered, "Not offered.", statuses=_NOT_OFFERED),
