@@ -77,7 +77,10 @@ def build(settings: Settings) -> Parts:
     """The parts, connected but not started."""
     config, metrics = settings.config, Metrics()
     supervisor = Supervisor(
-        lambda: load_command(services.config), lambda: services.config.engine, restarted=metrics.engine_restarted
+        lambda: load_command(services.config),
+        lambda: services.config.engine,
+        restarted=metrics.engine_restarted,
+        counts=metrics.experts,
     )
     admission = Admission(supervisor, lambda: services.config.queue.max_waiting)
     supervisor.listener = admission

@@ -1,4 +1,4 @@
-"""Prometheus metrics: counters and histograms that the API feeds, gauges read from the parts at each scrape.
+"""Prometheus metrics: counters and histograms that are fed as things happen, gauges read at each scrape.
 
 No label ever holds a user, a prompt or a request id.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from daemon import expert_metrics
 from daemon.config import Config
-from daemon.messages import Done, ExpertDevice, ModelInfo, Residency, SelfTestState, Snapshot
+from daemon.messages import Done, ModelInfo, Residency, Snapshot
 
 # A gauge beside every counter, for a format that is not served here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -31,6 +32,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        self.experts = expert_metrics.ExpertCounters(self.registry)
         self._request_metrics()
         self._token_metrics()
 
@@ -73,20 +75,22 @@ class Metrics:
         self._prompt = _histogram(registry, "request_prompt_tokens", "Tokens of one answer's prompt.", _TOKENS)
         self._completion = _histogram(registry, "request_completion_tokens", "Tokens of one answer.", _TOKENS)
 
-    def first_token(self, seconds: float) -> None:
-        """The first token of an answer came this long after it was queued."""
+    def first_tokens(self, seconds: float, count: int) -> None:
+        """The first tokens of an answer, `count` at once, came this long after it was queued."""
         self._first.observe(seconds)
+        self._generated.inc(count)
 
     def next_tokens(self, seconds: float, count: int) -> None:
         """`count` more tokens came this long after the last ones."""
         if count:
             self._between.observe(seconds / count)
+            self._generated.inc(count)
 
-    def answered(self, done: Done, queue_seconds: float) -> None:
-        """An answer is complete (or was cancelled inside the engine)."""
+    def answered(self, done: Done, queue_seconds: float, n_seen: int) -> None:
+        """An answer is complete (or was cancelled inside the engine), of which `n_seen` tokens have been told."""
         self._prompt_tokens.labels("computed").inc(done.n_prompt - done.n_cached)
         self._prompt_tokens.labels("live").inc(done.n_cached)
-        self._generated.inc(done.n_predicted)
+        self._generated.inc(max(0, done.n_predicted - n_seen))
         self._queue.observe(queue_seconds)
         self._prefill.observe(done.prompt_ms / 1000)
         self._decode.observe(done.predicted_ms / 1000)
@@ -159,35 +163,11 @@ class _Gauges(Collector):
         cells.add_metric(["used"], view.snapshot.kv_cells_used)
         cells.add_metric(["free"], view.snapshot.kv_cells - view.snapshot.kv_cells_used)
         yield cells
-        yield from _experts(view.residency)
+        yield from expert_metrics.gauges(view.residency)
         yield _info("hotset_build", "What is running.", {"version": view.version, "python": platform.python_version()})
         yield _info("hotset_config", "The configuration that applies.", _config_labels(view.config))
         if view.info is not None:
             yield _info("hotset_model", "The loaded model.", _model_labels(view.info))
-
-
-_EXPERTS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, Callable[[ExpertDevice], int]], ...] = (
-    (CounterMetricFamily, "hits", "Selections of experts computed in VRAM.", lambda one: one.hits),
-    (CounterMetricFamily, "misses", "Selections of experts computed elsewhere.", lambda one: one.misses),
-    (GaugeMetricFamily, "slots_total", "Places for experts in VRAM.", lambda one: one.slots),
-    (GaugeMetricFamily, "slots_resident", "Of them, with an expert in use.", lambda one: one.resident),
-    (GaugeMetricFamily, "vram_bytes", "VRAM that experts take.", lambda one: one.bytes),
-)
-
-
-def _experts(residency: Residency) -> Iterator[Metric]:
-    """One series a device; none where residency is off."""
-    for family_type, name, documentation, value in _EXPERTS:
-        family = family_type(f"hotset_expert_{name}", documentation, labels=["device"])
-        for device in residency.devices:
-            family.add_metric([device.device], value(device))
-        yield family
-    selftest = GaugeMetricFamily("hotset_expert_selftest", "1 for how the self-test stands.", labels=["result"])
-    for result in get_args(SelfTestState):
-        selftest.add_metric([result], result == residency.selftest)
-    yield selftest
-    uploads = "hotset_expert_upload_bytes"
-    yield CounterMetricFamily(uploads, "Experts copied to VRAM.", value=residency.uploaded_bytes)
 
 
 def _info(name: str, documentation: str, labels: dict[str, str]) -> Metric:

@@ -67,6 +67,22 @@ class Listener(Protocol):
         """It said this about one request."""
 
 
+class ExpertCounts(Protocol):
+    """Who adds up what engines count, each from its own start; `daemon.expert_metrics` does."""
+
+    def engine_started(self) -> None:
+        """Reports from now on are of another engine."""
+
+    def report(self, residency: Residency) -> None:
+        """It said this about its experts."""
+
+
+class _Uncounted:
+    def engine_started(self) -> None: ...
+
+    def report(self, residency: Residency) -> None: ...
+
+
 def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: the C library is asked to back large blocks by huge pages.
 
@@ -122,10 +138,12 @@ class Supervisor:
         *,
         command: Callable[[int], Sequence[str]] = engine_command,
         restarted: Callable[[RestartReason], None] = lambda reason: None,
+        counts: ExpertCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._settings, self._command, self._clock = spec, settings, command, clock
         self._restarted = restarted
+        self._counts = counts or _Uncounted()
         self.listener: Listener | None = None
         self.state: State = "loading"
         self.reason = "the model is being loaded"
@@ -286,6 +304,7 @@ class Supervisor:
             self.progress = report.progress
         elif isinstance(report, Ready):
             self._on_ready(report.info)
+            self._counts.engine_started()
             self._on_residency(report.residency)
         elif isinstance(report, LoadFailed):
             self._load_failed = report
@@ -326,6 +345,7 @@ class Supervisor:
         if residency.selftest != self.residency.selftest and residency.selftest in ("passed", "skipped"):
             log.info("self-test of experts in VRAM %s: %s", residency.selftest, residency.selftest_detail)
         self.residency = residency
+        self._counts.report(residency)
 
     def _change(self, state: State, reason: str) -> None:
         if self.state != "stopped":

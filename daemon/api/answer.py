@@ -78,7 +78,7 @@ class Answer:
         now = self._clock()
         if self.first is None:
             self.first = now
-            self._metrics.first_token(now - self.started)
+            self._metrics.first_tokens(now - self.started, len(event.tokens))
         else:
             self._metrics.next_tokens(now - self._last, len(event.tokens))
         self._last = now
@@ -88,7 +88,7 @@ class Answer:
         self.done = done
         if done.finish_reason == "cancelled":
             self._metrics.cancelled(self.stage)
-        self._metrics.answered(done, self.queue_ms / 1000)
+        self._metrics.answered(done, self.queue_ms / 1000, self.n_tokens)
 
     @property
     def queue_ms(self) -> float:

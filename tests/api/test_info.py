@@ -11,7 +11,7 @@ from daemon.api.routes import TABLE
 from daemon.errors import ModelLoading, QueueFull
 from daemon.messages import ExpertDevice, ExpertLayer, Residency
 from tests.api.conftest import Daemon, Start
-from tests.fakes import done, nothing
+from tests.fakes import MOVING, done, nothing
 
 
 async def test_model_item(daemon: Daemon) -> None:
@@ -174,11 +174,28 @@ async def test_residency_is_what_the_engine_said_last(daemon: Daemon) -> None:
     assert Residency.model_validate((await daemon.get("/v1/residency")).json()) == EXPERTS
     assert (await daemon.get("/props")).json()["hotset"]["residency"] == EXPERTS.reason
     text = (await daemon.get("/metrics")).body.decode()
-    for name, value in (("hits_total", 30), ("misses_total", 10), ("slots_total", 8), ("slots_resident", 7)):
+    for name, value in (("slots_total", 8), ("slots_resident", 7), ("vram_bytes", 96)):
         assert f'hotset_expert_{name}{{device="Vulkan0"}} {value}.0' in text
-    assert "hotset_expert_upload_bytes_total 70.0" in text
+    assert not any(line.startswith("hotset_expert_hit_rate") for line in text.splitlines()), "no step was decoded yet"
     daemon.fakes.supervisor.info = None
     assert (await daemon.get("/v1/residency")).status == 503
+
+
+async def test_metrics_of_experts_that_move(daemon: Daemon) -> None:
+    daemon.fakes.supervisor.residency = MOVING
+    daemon.fakes.metrics.experts.report(MOVING)
+    lines = (await daemon.get("/metrics")).body.decode().splitlines()
+    for line in (
+        'hotset_expert_hits_total{device="Vulkan0",tier="vram"} 60.0',
+        'hotset_expert_misses_total{device="Vulkan0",tier="ram"} 20.0',
+        "hotset_expert_swaps_total 9.0",
+        "hotset_expert_upload_bytes_total 70.0",
+        "hotset_expert_hit_rate 0.75",
+        'hotset_expert_gate{state="open"} 1.0',
+        'hotset_expert_gate{state="closed"} 0.0',
+        'hotset_expert_selftest{result="passed"} 1.0',
+    ):
+        assert line in lines
 
 
 async def test_every_spelling_of_every_path(daemon: Daemon) -> None:
@@ -242,6 +259,24 @@ async def test_metrics(daemon: Daemon) -> None:
     assert any(line.startswith("hotset_build_info{") and 'version="0.0-test"' in line for line in lines)
     assert any(line.startswith("hotset_config_info{") for line in lines)
     assert not any("_created" in line for line in lines)
+
+
+async def test_tokens_count_when_they_come_and_each_once(daemon: Daemon) -> None:
+    async def generated() -> str:
+        text = (await daemon.get("/metrics")).body.decode()
+        return next(line for line in text.splitlines() if line.startswith("hotset_generated_tokens_total"))
+
+    daemon.fakes.admission.script = nothing
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    async with daemon.session.post(daemon.url + "/v1/chat/completions", json=body) as response:
+        ticket = await daemon.fakes.admission.ticket()
+        for text in ("a", "b"):
+            ticket.text(text)
+        await ticket.read(2)
+        assert await generated() == "hotset_generated_tokens_total 2.0"
+        ticket.finish(n_predicted=3)
+        await response.read()
+    assert await generated() == "hotset_generated_tokens_total 3.0"
 
 
 async def test_metrics_never_hold_what_a_client_sent(daemon: Daemon) -> None:

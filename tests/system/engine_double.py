@@ -16,6 +16,7 @@ from daemon.messages import (
     Loading,
     ModelInfo,
     Ready,
+    Residency,
     Shutdown,
     Snapshot,
     Step,
@@ -58,6 +59,7 @@ def main(fd: int, behaviour: str) -> int:
         return 0
     if behaviour == "silent":
         time.sleep(3600)
+    residency = Residency(moves=5) if behaviour == "moves experts" else None
     while True:
         for body in pipe.receive(0.05):
             command = COMMAND.validate_json(body)
@@ -65,7 +67,7 @@ def main(fd: int, behaviour: str) -> int:
                 answer(pipe, command)
             elif isinstance(command, Shutdown) and behaviour != "deaf":
                 return 0
-        pipe.send(Step(events=[], snapshot=Snapshot()))
+        pipe.send(Step(events=[], snapshot=Snapshot(residency=residency)))
 
 
 if __name__ == "__main__":

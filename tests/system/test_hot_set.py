@@ -108,10 +108,12 @@ def check_told(daemon: Daemon) -> None:
     assert daemon.client.get("/props").json()["hotset"]["residency"] == status["reason"]
     families = text_string_to_metric_families(daemon.client.get("/metrics").text)
     samples = {one.name: one.value for family in families for one in family.samples if "_expert_" in one.name}
-    samples.pop("hotset_expert_selftest")
+    assert {samples.pop("hotset_expert_selftest"), samples.pop("hotset_expert_gate")} <= {0, 1}
+    assert samples.pop("hotset_expert_hit_rate", 0.5) <= 1
     assert samples == {
         "hotset_expert_hits_total": device["hits"],
         "hotset_expert_misses_total": device["misses"],
+        "hotset_expert_swaps_total": 0,
         "hotset_expert_slots_total": 32,
         "hotset_expert_slots_resident": 32,
         "hotset_expert_vram_bytes": device["bytes"],

@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
+from prometheus_client import CollectorRegistry
 
 from daemon.config import Config, EngineSection
+from daemon.expert_metrics import ExpertCounters
 from daemon.messages import Done, RequestEvent, Submit, Tokens
 from daemon.model_files import load_command
 from daemon.supervisor import Supervisor
@@ -30,6 +32,11 @@ class Ear:
         self.unlikely: list[str] = []
         self.events: list[RequestEvent] = []
         self.reasons: list[str] = []
+        self.counts = ExpertCounters(CollectorRegistry())
+
+    def moves(self) -> float | None:
+        """Counted over all engines."""
+        return self.counts.registry.get_sample_value("hotset_expert_swaps_total")
 
     def engine_ready(self) -> None:
         self.ready += 1
@@ -62,7 +69,11 @@ async def supervised(*behaviours: str, settings: EngineSection = FAST) -> AsyncI
 
     ear = Ear()
     supervisor = Supervisor(
-        lambda: load_command(Config()), lambda: settings, command=command, restarted=ear.reasons.append
+        lambda: load_command(Config()),
+        lambda: settings,
+        command=command,
+        restarted=ear.reasons.append,
+        counts=ear.counts,
     )
     supervisor.listener = ear
     life = asyncio.create_task(supervisor.run())
@@ -102,6 +113,17 @@ async def test_a_killed_engine_is_replaced_and_its_loss_told() -> None:
         assert supervisor.pid != first
         assert ear.lost == ["The engine ended: killed by SIGKILL."]
         assert (supervisor.restarts, ear.reasons) == (1, ["signal"])
+
+
+async def test_what_an_engine_counted_stays_counted_when_it_is_replaced() -> None:
+    async with supervised("moves experts") as (supervisor, ear):
+        await until(lambda: ear.moves() == 5)
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: supervisor.state == "restarting")
+        assert ear.moves() == 5
+        await until(lambda: ear.moves() == 10)
+        assert supervisor.residency.moves == 5
 
 
 async def test_a_signal_without_a_name_is_told_by_its_number() -> None:
