@@ -31,6 +31,7 @@ COMMANDS = {
     "inspect": Entry("hotset_tools.inspect", "command", "Describe a GGUF file: experts, sizes, context."),
     "make-model": Entry("hotset_tools.make_model", "command", "Generate a model with random weights."),
     "patchset": Entry("hotset_tools.patchset_command", "app", "Check, apply and export the patch series."),
+    "plan": Entry("hotset_tools.planning", "command", "Rank a model's experts by recordings, for residency.hot_set."),
     "record": Entry("hotset_tools.record", "command", "Record which experts a model chooses for texts."),
     "reload": Entry("hotset_tools.reload", "command", "Let a running hotsetd read its configuration again."),
     "replay": Entry("hotset_tools.replay", "command", "Play a recording to the policy and to its rivals."),

@@ -26,6 +26,7 @@ from hotset_tools.reporter import Reporter, make_reporter
 from hotset_tools.stand_in import rpc_server
 
 _LEAST_PERCENT = 0.1
+_MOST_SIZES = 64
 METHOD = "forced decoding, one token of each text a step"
 
 
@@ -98,7 +99,7 @@ def percentages(text: str, option: str = "--sizes") -> list[float]:
     """The percentages that an option asks for, ascending.
 
     Raises:
-        CannotLearn: one is no percentage.
+        CannotLearn: one is no percentage, or there are more than a hot set may have sizes.
     """
     try:
         values = sorted({float(f"{float(part):g}") for part in text.split(",")})  # as names of sizes tell them apart
@@ -106,6 +107,8 @@ def percentages(text: str, option: str = "--sizes") -> list[float]:
         raise CannotLearn(f"{option}: {text!r} is no list of percentages such as 25,50") from None
     if not all(_LEAST_PERCENT <= value <= 100 for value in values):
         raise CannotLearn(f"{option}: {text!r} holds something that is not from {_LEAST_PERCENT} to 100")
+    if len(values) > _MOST_SIZES:
+        raise CannotLearn(f"{option}: {len(values)} percentages are too many, {_MOST_SIZES} are allowed")
     return values
 
 

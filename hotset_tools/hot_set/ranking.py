@@ -23,8 +23,14 @@ def rank(counts: Sequence[int]) -> list[int]:
     return sorted(range(len(counts)), key=lambda expert: (-counts[expert], expert))
 
 
+def slots(percent: float, n_expert: Sequence[int]) -> list[int]:
+    """How many experts of each layer a size has, one at least."""
+    return [max(1, round(percent / 100 * count)) for count in n_expert]
+
+
 def _size(counts: Counts, ranked: Mapping[LayerKey, list[int]], percent: float) -> Size:
-    chosen = {key: experts[: max(1, round(percent / 100 * len(experts)))] for key, experts in ranked.items()}
+    most = slots(percent, [len(experts) for experts in ranked.values()])
+    chosen = {key: experts[:n] for (key, experts), n in zip(ranked.items(), most, strict=True)}
     served = sum(counts[key][expert] for key, experts in chosen.items() for expert in experts)
     total = sum(map(sum, counts.values()))
     return Size(
