@@ -202,8 +202,8 @@ class StepTimes(Message):
 class HeatSummary(Message):
     """How a layer's recent selections spread: heat is what `daemon.hotset.policy.Heat` keeps.
 
-    `resident_share` is the part of all heat that lies in resident experts, 0-1; `for_half` and `for_ninety` are how many
-    of the hottest experts hold half and nine tenths of it; `hottest` are the ids of the first few.
+    `resident_share` is the part of all heat that lies in resident experts, 0-1; `for_half` and `for_ninety` are how
+    many of the hottest experts hold half and nine tenths of it; `hottest` are the ids of the first few.
     """
 
     resident_share: float

@@ -35,6 +35,7 @@ COMMANDS = {
     "record": Entry("hotset_tools.record", "command", "Record which experts a model chooses for texts."),
     "reload": Entry("hotset_tools.reload", "command", "Let a running hotsetd read its configuration again."),
     "replay": Entry("hotset_tools.replay", "command", "Play a recording to the policy and to its rivals."),
+    "top": Entry("hotset_tools.top", "command", "Show what a running hotsetd does with its experts."),
     "verify": Entry("hotset_tools.verify", "command", "Compare experts on a device with stock llama.cpp."),
 }
 

@@ -12,11 +12,12 @@ from daemon import config
 from daemon.api.routes import TABLE
 from daemon.messages import Allowance, ExpertDevice, ExpertLayer, Gate, HeatSummary, Residency
 from hotset_tools.cli import COMMANDS, make_app
+from hotset_tools.top.polling import KEY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "config.toml", "patches/README.md")
 PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
-OTHER_VARIABLES = {"HOTSET_CACHE"}
+OTHER_VARIABLES = {"HOTSET_CACHE", KEY_VARIABLE}
 CODE = re.compile(r"`([^`\n]+)`")
 FOLDERS = ("daemon", "hotset_tools", "patches", "tests", "docs", "models", "systemd", "scripts")
 
