@@ -21,6 +21,9 @@ from itertools import pairwise
 
 MARGIN = 0.01
 """A plan must be faster than the static split by this share, which measurements can tell; the split is simpler."""
+MIXED_MARGIN = 0.05
+"""And a mixture faster than the same share of every layer by this: predictions have flattered mixtures by as much or
+more (docs/benchmarks.md), and experts that follow the traffic need slots everywhere."""
 
 
 class Kind(StrEnum):
@@ -87,6 +90,15 @@ def plan(layers: Sequence[LayerState], budget: int) -> Plan:
     split = static_split(layers, budget)
     best = min((all_partial(layers, budget), mixed(layers, budget)), key=lambda found: found.seconds)
     return best if best.slots and any(best.slots) and best.seconds < split.seconds * (1 - MARGIN) else split
+
+
+def in_slots(layers: Sequence[LayerState], budget: int) -> Plan:
+    """The fastest placement that a running engine can have: no layer is loaded anew, so full ones have a slot for zeros
+    too. `Kind.OFF` where nothing in slots is predicted to be faster than none at all."""
+    alike, mixture = all_partial(layers, budget), mixed(layers, budget)
+    best = mixture if mixture.seconds < alike.seconds * (1 - MIXED_MARGIN) else alike
+    none = _made(Kind.OFF, layers, [0] * len(layers))
+    return best if any(best.slots) and best.seconds < none.seconds else none
 
 
 def static_split(layers: Sequence[LayerState], budget: int) -> Plan:
