@@ -23,6 +23,7 @@ from daemon.log import set_level
 from daemon.messages import Reload
 from daemon.metrics import Metrics
 from daemon.model_files import load_command, model_path, template_path
+from daemon.native import cards
 from daemon.prompt.pool import TextPool, VocabInfo
 from daemon.reload import Reloader
 from daemon.settings import Settings
@@ -92,7 +93,8 @@ def build(settings: Settings) -> Parts:
         memory_mib=text.memory_mib,
         template_file=template_path(config),
     )
-    services = Services(config, pool, admission, supervisor, metrics, __version__, KeyRing(settings.api_keys))
+    keys = KeyRing(settings.api_keys)
+    services = Services(config, pool, admission, supervisor, metrics, __version__, keys, cards.read)
     return Parts(services, supervisor, admission, pool)
 
 

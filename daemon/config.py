@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from daemon.errors import ConfigError
-from daemon.hotset import budget
+from daemon.hotset import budget, reserve
 
 ENV_PREFIX = "HOTSET_"
 PATH_KEYS = ("model.path", "model.chat_template", "residency.hot_set", "http.keys_file")
@@ -93,6 +93,7 @@ class ResidencySection(Section):
     enabled: bool = next_load(True)
     hot_set: str = next_load("")
     vram: str | int | dict[str, str | int] = next_load("")
+    reserve: str | int | dict[str, str | int] = live("auto")
 
     @field_validator("vram", mode="before")
     @classmethod
@@ -100,6 +101,13 @@ class ResidencySection(Section):
         """Before its type is looked at: what pydantic says of a union is a line for each of its types."""
         budget.parse_all(vram)
         return vram
+
+    @field_validator("reserve", mode="before")
+    @classmethod
+    def _readable_reserves(cls, kept: object) -> object:
+        """Before its type, as budgets are."""
+        reserve.parse_all(kept)
+        return kept
 
 
 class HttpSection(Section):

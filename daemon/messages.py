@@ -71,11 +71,15 @@ class Submit(Message):
 
 
 class ResidencySpec(Message):
-    """[residency] of the config. `hot_set` is an absolute path or empty; `vram` holds budgets by device, "" for all."""
+    """[residency] of the config. `hot_set` is an absolute path or empty.
+
+    `vram` holds budgets by device, "" for all, and `reserve` what stays free there.
+    """
 
     enabled: bool = True
     hot_set: str = ""
     vram: dict[str, str] = {}
+    reserve: dict[str, str] = {}
 
 
 class Load(Message):
@@ -258,7 +262,8 @@ class ExpertLayer(Message):
 class ExpertDevice(Message):
     """Experts on one device: what was asked, what it got and why; sizes in bytes, the rest are experts.
 
-    `hits` and `misses` count selections since the engine started.
+    `hits` and `misses` count selections since the engine started. The reserve is what stays free beside them, whatever
+    was asked for; `shared_memory` says that the device's memory is the CPU's.
     """
 
     device: str
@@ -266,6 +271,10 @@ class ExpertDevice(Message):
     asked_bytes: int
     effective_bytes: int
     why: str
+    reserve_asked: str = ""
+    reserve_bytes: int = 0
+    reserve_why: str = ""
+    shared_memory: bool = False
     bytes: int
     layers: int
     slots: int
@@ -330,14 +339,34 @@ class Loading(Message):
     progress: float
 
 
+class Card(Message):
+    """What the kernel says of a graphics card, memory in bytes, None where it does not.
+
+    `display`: a screen is connected, none is, or the card starts the machine's ("boot") and its connectors are unknown.
+    """
+
+    display: Literal["connected", "boot", "none"]
+    vram_used: int | None = None
+    vram_total: int | None = None
+    gtt_used: int | None = None
+    gtt_total: int | None = None
+
+
 class Device(Message):
-    """A compute device as llama.cpp sees it; memory in bytes."""
+    """A compute device as llama.cpp sees it; memory in bytes.
+
+    `pci` is its address on the bus, empty where the backend does not tell; `remote` ones belong to RPC servers. `card`
+    is what the kernel said of it at the same moment.
+    """
 
     name: str
     description: str
     kind: Literal["cpu", "gpu", "igpu", "accel"]
     memory_free: int
     memory_total: int
+    pci: str = ""
+    remote: bool = False
+    card: Card | None = None
 
 
 class ModelInfo(Message):

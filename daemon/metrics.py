@@ -6,8 +6,8 @@ No label ever holds a user, a prompt or a request id.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from daemon import expert_metrics
 from daemon.config import Config
-from daemon.messages import Done, ModelInfo, Residency, Snapshot
+from daemon.messages import Card, Done, ModelInfo, Residency, Snapshot
 
 # A gauge beside every counter, for a format that is not served here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -140,6 +140,8 @@ class View:
     info: ModelInfo | None
     residency: Residency
     config: Config
+    cards: Mapping[str, Card] = field(default_factory=dict)
+    """What the kernel says of the devices now, by their names; those that it does not know are not there."""
 
 
 class _Gauges(Collector):
@@ -164,10 +166,29 @@ class _Gauges(Collector):
         cells.add_metric(["free"], view.snapshot.kv_cells - view.snapshot.kv_cells_used)
         yield cells
         yield from expert_metrics.gauges(view.residency)
+        yield from _card_memory(view.cards)
         yield _info("hotset_build", "What is running.", {"version": view.version, "python": platform.python_version()})
         yield _info("hotset_config", "The configuration that applies.", _config_labels(view.config))
         if view.info is not None:
             yield _info("hotset_model", "The loaded model.", _model_labels(view.info))
+
+
+_CARD_MEMORY: tuple[tuple[str, str, Callable[[Card], int | None]], ...] = (
+    ("vram_used", "VRAM that programs use, as amdgpu counts it.", lambda card: card.vram_used),
+    ("vram_total", "VRAM of the card, as amdgpu counts it.", lambda card: card.vram_total),
+    ("gtt_used", "The system's memory that programs use through the card.", lambda card: card.gtt_used),
+    ("gtt_total", "The system's memory that the card may take.", lambda card: card.gtt_total),
+)
+
+
+def _card_memory(cards: Mapping[str, Card]) -> Iterator[Metric]:
+    """One series a device whose driver tells."""
+    for name, documentation, value in _CARD_MEMORY:
+        family = GaugeMetricFamily(f"hotset_{name}_bytes", documentation, labels=["device"])
+        for device, card in cards.items():
+            if (found := value(card)) is not None:
+                family.add_metric([device], found)
+        yield family
 
 
 def _info(name: str, documentation: str, labels: dict[str, str]) -> Metric:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from daemon.config import Config
 from daemon.errors import ConfigError
-from daemon.hotset import budget
+from daemon.hotset import budget, reserve
 from daemon.messages import Load, ResidencySpec
 
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tinymoe-41m-Q4_K_M.gguf"
@@ -73,5 +73,6 @@ def load_command(config: Config) -> Load:
             enabled=config.residency.enabled,
             hot_set=str(hot_set_path(config) or ""),
             vram={name: str(asked) for name, asked in budget.parse_all(config.residency.vram).items()},
+            reserve={name: str(asked) for name, asked in reserve.parse_all(config.residency.reserve).items()},
         ),
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from daemon.config import Config
+from daemon.engine import spare
+from daemon.hotset import reserve
+from daemon.hotset.reserve import Ram
+from daemon.messages import Device
 
 
 def problems(native: dict[str, Any], seen: dict[str, Any], model: dict[str, Any]) -> list[str]:
@@ -27,6 +31,18 @@ def use(loaded: Config, seen: dict[str, Any], model: dict[str, Any], memory: dic
         return []
     which = "the embedded model: model.path is empty" if model["embedded"] else "model.path"
     return [f"model: {model['path']} ({which})", _device(loaded, seen), _weights(model, memory)]
+
+
+def device(found: dict[str, Any], loaded: Config | None, memory: dict[str, int]) -> dict[str, Any]:
+    """A device with its free bytes and, where experts can be, which of them stay free."""
+    facts = spare.facts(Device.model_validate(found))
+    free = {"free": reserve.free(facts, Ram(memory["total"], memory["available"]))}
+    if found["kind"] not in {"gpu", "igpu"}:
+        return found | free
+    asked = reserve.parse_all(loaded.residency.reserve if loaded else "auto")
+    kept = reserve.reserve(reserve.of_device(asked, found["name"]), facts)
+    more = {"reserve_bytes": kept.n_bytes, "reserve_asked": kept.asked, "reserve_why": kept.why}
+    return found | free | more | {"display": facts.display, "shared_memory": facts.shared}
 
 
 def _device(loaded: Config, seen: dict[str, Any]) -> str:

@@ -40,6 +40,7 @@ def diagnose(
     seen = child(Path(native["directory"])) if native["directory"] else {}
     model = machine_facts.model(loaded) if loaded else {}
     memory = machine_facts.memory()
+    seen |= {"devices": [diagnosis.device(one, loaded, memory) for one in seen.get("devices", [])]}
     problems += diagnosis.problems(native, seen, model)
     return {
         "native": native,

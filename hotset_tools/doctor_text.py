@@ -10,6 +10,8 @@ from rich.text import Text
 
 from hotset_tools.diagnosis import gib
 
+_DISPLAYS = {"connected": "yes", "boot": "perhaps", "none": "no", "unknown": "not known"}
+
 
 def print_report(report: dict[str, Any], console: Console | None = None) -> None:
     """Every part that has something to say, the problems last."""
@@ -43,14 +45,23 @@ def _native(native: dict[str, Any], out: Console) -> None:
 def _devices(seen: dict[str, Any], out: Console) -> None:
     if not seen.get("devices"):
         return
-    columns = ("device", "kind", "description", "memory free", "memory total")
+    columns = ("device", "kind", "description", "memory free", "memory total", "reserve", "display", "memory")
     table = Table(*columns, title="Devices as llama.cpp sees them")
+    cards = [device for device in seen["devices"] if "reserve_bytes" in device]
     for device in seen["devices"]:
-        sizes = (gib(device["memory_free"]), gib(device["memory_total"]))
-        table.add_row(device["name"], device["kind"], device["description"], *sizes)
+        sizes = (gib(device["free"]), gib(device["memory_total"]))
+        more = (gib(device["reserve_bytes"]), _DISPLAYS[device["display"]], _memory(device)) if device in cards else ()
+        table.add_row(device["name"], device["kind"], device["description"], *sizes, *more)
     out.print(table)
+    for device in cards:
+        kept = f"{gib(device['reserve_bytes'])} stay free of experts ({device['reserve_why']})"
+        _say(out, f"  {device['name']}: {kept}")
     for line in seen["errors"]:
         _say(out, f"  llama.cpp: {line}")
+
+
+def _memory(device: dict[str, Any]) -> str:
+    return "shared with the CPU" if device["shared_memory"] else "its own"
 
 
 def _backends(backends: list[dict[str, Any]], out: Console) -> None:

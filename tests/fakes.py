@@ -376,5 +376,6 @@ def make_fakes(config: Config | None = None) -> Fakes:
     pool, admission, supervisor = FakePool(), FakeAdmission(), FakeSupervisor()
     config = config or Config.model_validate({"model": {"path": str(Path("models") / "tiny-moe-Q4_K_M.gguf")}})
     metrics = RecordingMetrics()
-    services = Services(config, pool, admission, supervisor, metrics, "0.0-test", KeyRing(api_keys(config)))
+    keys = KeyRing(api_keys(config))
+    services = Services(config, pool, admission, supervisor, metrics, "0.0-test", keys, card=lambda pci: None)
     return Fakes(services, pool, admission, supervisor, metrics)

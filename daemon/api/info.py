@@ -13,7 +13,7 @@ from daemon.api.names import RETRY_AFTER, check_model, loaded, loading_message, 
 from daemon.api.native_shapes import sampling_settings, slot
 from daemon.api.services import Services
 from daemon.errors import ModelLoading, NotImplementedHere
-from daemon.messages import Sampling
+from daemon.messages import Card, Sampling
 from daemon.metrics import CONTENT_TYPE, View
 
 STARTED = int(time.time())
@@ -164,4 +164,11 @@ def view(services: Services) -> View:
         info=supervisor.info,
         residency=supervisor.residency,
         config=services.config,
+        cards=_cards(services),
     )
+
+
+def _cards(services: Services) -> dict[str, Card]:
+    info = services.supervisor.info
+    found = {device.name: services.card(device.pci) for device in info.devices} if info else {}
+    return {name: card for name, card in found.items() if card is not None}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from daemon.api.guard import KeyRing
 from daemon.config import Config
-from daemon.messages import Done, Failed, ModelInfo, Reload, Residency, Snapshot, Submit, Tokens
+from daemon.messages import Card, Done, Failed, ModelInfo, Reload, Residency, Snapshot, Submit, Tokens
 from daemon.metrics import Metrics
 from daemon.prompt.pool import ChatPrompt, Prompt, VocabInfo
 
@@ -125,5 +125,7 @@ class Services:
     metrics: Metrics
     version: str
     keys: KeyRing
+    card: Callable[[str], Card | None]
+    """What the kernel says of the card at an address of the PCI bus; never fails."""
     reload: Reload | None = None
     """What came of reading the configuration again the last time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from daemon.engine.residency import Experts
 from daemon.engine.selftest import N_CELLS, SelfTest
 from daemon.engine.wanted import Off, Wanted
 from daemon.errors import ModelUnusable
+from daemon.hotset.budget import EVERY_DEVICE
 from daemon.messages import Device, Load, ModelInfo
 from daemon.native import abi, devices, drivers, gguf_check, library, locate
 from daemon.native.context import Context
@@ -62,7 +63,7 @@ class Loaded:
             self.experts: Experts | Off = self._place(wish, whole)
             if isinstance(self.experts, Experts):
                 stack.enter_context(self.experts)
-            self.info = self._describe(spec, file, n_ctx, lack)
+            self.info = self._describe(spec, file, n_ctx, lack, _strange_reserves(wish, self._devices))
             self._spec = spec
             self._stack = stack.pop_all()
 
@@ -106,7 +107,9 @@ class Loaded:
             self.context, wish, lambda: [devices.describe(device) for device in self.model.devices], whole
         )
 
-    def _describe(self, spec: Load, file: GgufFile, n_ctx: int, lack: str | None) -> ModelInfo:
+    def _describe(
+        self, spec: Load, file: GgufFile, n_ctx: int, lack: str | None, more_warnings: Sequence[str]
+    ) -> ModelInfo:
         facts = file.facts
         return ModelInfo(
             name=spec.name or _plain_name(file),
@@ -134,6 +137,7 @@ class Loaded:
                 *_device_warnings(spec, self._devices),
                 *_warnings(file, n_ctx, lack),
                 *_residency_warnings(self.experts),
+                *more_warnings,
             ],
         )
 
@@ -197,6 +201,13 @@ def _for_slots(spec: Load, wish: Wanted | Off, pins: bool) -> Load:
 
 def _residency_warnings(experts: Experts | Off) -> list[str]:
     return [f"residency is {experts.reason}"] if isinstance(experts, Off) and experts.fault else []
+
+
+def _strange_reserves(wish: Wanted | Off, found: Sequence[Device]) -> list[str]:
+    """A reserve for a device that is not there protects none; the others keep theirs."""
+    names = [device.name for device in found]
+    strange = sorted(wish.reserves.keys() - {*names, EVERY_DEVICE}) if isinstance(wish, Wanted) else []
+    return [f"residency.reserve names {', '.join(strange)}, but there is only {', '.join(names)}"] if strange else []
 
 
 def _for_memory(spec: Load, lack: str | None) -> Load:

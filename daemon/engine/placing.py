@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from daemon.engine import spare
 from daemon.engine.residency import WHY_NOT, Experts
-from daemon.engine.wanted import Off, Wanted, to_spare
+from daemon.engine.wanted import Off, Wanted
 from daemon.hotset import placement
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
+from daemon.hotset.reserve import Spare
 from daemon.messages import Device
 from daemon.native.context import Context
 from daemon.native.hotset import Layer, Reason, Residency, ResidencyError, Status
@@ -17,8 +19,8 @@ from daemon.native.hotset import Layer, Reason, Residency, ResidencyError, Statu
 _SHRINK = 0.75
 """A device that cannot hold the slots is asked for this part of them next."""
 
-Replan = Callable[[Mapping[str, int]], Plan]
-"""A plan within these bytes by device."""
+Replan = Callable[[Mapping[str, Spare]], Plan]
+"""A plan within what the devices have to spare."""
 
 
 def place(
@@ -46,9 +48,9 @@ def _place(
     names = [device.name for device in devices]
     found = residency.layers()
     layers = _placeable(found, wanted, names, whole)
-    free = {device.name: to_spare(device) for device in devices if device.memory_total}
+    spares = spare.by_device(devices, wanted.budgets, wanted.reserves)
     plan = _allocate(
-        residency, layers, free, lambda limits: placement.plan(wanted.hot_set, layers, wanted.budgets, limits)
+        residency, layers, spares, lambda limits: placement.plan(wanted.hot_set, layers, wanted.budgets, limits)
     )
     if plan.n_experts or any(layer.wholly for layer in layers):
         return Experts(residency, context.synchronize, wanted.file, plan, layers, names)
@@ -71,23 +73,23 @@ def _placeable(found: Sequence[Layer], wanted: Wanted, names: Sequence[str], who
     return layers
 
 
-def _allocate(residency: Residency, layers: Sequence[ExpertLayer], free: Mapping[str, int], replan: Replan) -> Plan:
+def _allocate(residency: Residency, layers: Sequence[ExpertLayer], spares: Mapping[str, Spare], replan: Replan) -> Plan:
     """Give the layers of one device after another their slots."""
     experts: dict[int, Sequence[int]] = {}
     accounts = []
-    for first in replan(free).devices:
+    for first in replan(spares).devices:
         own = [layer for layer in layers if layer.device == first.device and not layer.wholly]
-        plan, account = _allocate_on(residency, own, first.device, free, replan)
+        plan, account = _allocate_on(residency, own, first.device, spares, replan)
         experts |= {layer.index: plan.experts[layer.index] for layer in own if layer.index in plan.experts}
         accounts.append(account)
     return Plan(experts, tuple(accounts))
 
 
 def _allocate_on(
-    residency: Residency, layers: Sequence[ExpertLayer], device: str, free: Mapping[str, int], replan: Replan
+    residency: Residency, layers: Sequence[ExpertLayer], device: str, spares: Mapping[str, Spare], replan: Replan
 ) -> tuple[Plan, DevicePlan]:
     """The slots of one device; where an allocation fails, fewer until it does not."""
-    limits, why = dict(free), ""
+    limits, why = dict(spares), ""
     while True:
         plan = replan(limits)
         account = next(one for one in plan.devices if one.device == device)
@@ -100,7 +102,8 @@ def _allocate_on(
             if error.refusal != Status.NO_MEMORY:
                 raise
             why = why or error.message
-            limits[device] = int(_SHRINK * sum(layer.slot_bytes(slots[layer.index]) for layer in layers))
+            taken = sum(layer.slot_bytes(slots[layer.index]) for layer in layers)
+            limits[device] = replace(spares[device], n_bytes=int(_SHRINK * taken))
         else:
             return plan, replace(account, why=why or account.why)
 

@@ -173,6 +173,7 @@ class Experts:
             *(f"{one.effective_bytes / MIB:.1f} MiB on {one.device}" for one in accounts if one.effective_bytes),
             *([f"{whole} layers lie there without a copy in memory, which is short"] if whole else []),
             *(f"{one.device} was asked for {one.asked}, but {one.why}" for one in accounts if one.why),
+            *(f"{one.device} shares the CPU's memory" for one in accounts if one.spare and one.spare.shared),
             *(f"{n} layers' weights lie in {_LIES_IN[kind]}" for kind, n in memory.items() if kind),
             *([f"the upload ended early: {self._fault}"] if self._fault else []),
         ]
@@ -201,12 +202,17 @@ class Experts:
 
     def _device(self, account: DevicePlan, layers: Sequence[LayerState], found: Sequence[Layer]) -> ExpertDevice:
         own = [layer for layer in layers if layer.device == account.device]
+        kept = account.spare.reserve if account.spare else None
         return ExpertDevice(
             device=account.device,
             asked=account.asked,
             asked_bytes=account.asked_bytes,
             effective_bytes=account.effective_bytes,
             why=account.why,
+            reserve_asked=kept.asked if kept else "",
+            reserve_bytes=kept.n_bytes if kept else 0,
+            reserve_why=kept.why if kept else "",
+            shared_memory=account.spare is not None and account.spare.shared,
             bytes=self._bytes(account.device, found),
             layers=len(own),
             slots=sum(layer.slots for layer in own),

@@ -6,21 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from daemon.engine import spare
 from daemon.hotset import hot_set as hot_sets
-from daemon.hotset import placement, whole_layers
+from daemon.hotset import placement, reserve, whole_layers
 from daemon.hotset.budget import EVERY_DEVICE, Budget, of_device, parse
 from daemon.hotset.hot_set import HotSet, HotSetUnusable
 from daemon.hotset.placement import ExpertLayer
+from daemon.hotset.reserve import Reserved
 from daemon.messages import Device, Load, Residency
 from daemon.native.gguf_check import GgufFile, LayerFacts, ModelFacts
-
-_KEPT = 20
-"""One part in so many of a device's memory stays free: drivers need some, and others share the card."""
-
-
-def to_spare(device: Device) -> int:
-    """Bytes that may be taken of what is free on a device."""
-    return device.memory_free - device.memory_total // _KEPT
 
 
 @dataclass(frozen=True)
@@ -40,11 +34,15 @@ class Off:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A hot set that fits the model, the budgets, and the model's sets of experts with the devices they belong to."""
+    """A hot set that fits the model, budgets and reserves, and the model's sets of experts with their devices.
+
+    `devices` are those that the model is to be on, as they were before it was loaded.
+    """
 
     file: str
     hot_set: HotSet
     budgets: Mapping[str, Budget]
+    reserves: Mapping[str, Reserved]
     layers: Sequence[ExpertLayer]
     devices: Sequence[Device]
 
@@ -54,11 +52,11 @@ class Wanted:
         `other_bytes` go to the devices before them.
         """
         room = {}
-        for device in self.devices:
-            budget = of_device(self.budgets, device.name)
-            own = [layer for layer in self.layers if layer.device == device.name]
+        for device, given in spare.by_device(self.devices, self.budgets, self.reserves).items():
+            budget = of_device(self.budgets, device)
+            own = [layer for layer in self.layers if layer.device == device]
             asked = placement.asked_bytes(self.hot_set, budget, own) if budget else 0
-            room[device.name] = min(asked, to_spare(device) - other_bytes // len(self.devices))
+            room[device] = min(asked, (given.n_bytes or 0) - other_bytes // len(self.devices))
         return whole_layers.choose(self.layers, shortage, room)
 
 
@@ -84,13 +82,16 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
         used = ", ".join(names)
         return Off(f"off: residency.vram names {', '.join(strange)}, but the model is on {used}", fault=True)
     layers = _in_memory(spec, file.facts, devices)
-    plan = placement.plan(hot_set, layers, budgets, {})
+    reserves = {name: reserve.parse(text) for name, text in wish.reserve.items()}
+    spares = spare.by_device(devices, budgets, reserves)
+    refused = {name: given for name, given in spares.items() if given.refused}
+    plan = placement.plan(hot_set, layers, budgets, refused)
     if not layers:
         keys = "engine.gpu_layers and engine.cpu_moe_layers"
         return Off(f"off: {keys} leave no layer both a device and experts in memory", fault=True)
     if not plan.n_experts:
-        return Off(f"off: {placement.no_room(plan)}", fault=True)
-    return Wanted(path.name, hot_set, budgets, layers, devices)
+        return Off(f"off: {placement.no_room(plan)}", fault=any(layer.device not in refused for layer in layers))
+    return Wanted(path.name, hot_set, budgets, reserves, layers, devices)
 
 
 def _in_memory(spec: Load, facts: ModelFacts, devices: Sequence[Device]) -> list[ExpertLayer]:

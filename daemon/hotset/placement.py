@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from daemon.hotset.budget import MIB, Budget, Bytes, Share, SizeOf, of_device
+from daemon.hotset.budget import Auto, Budget, Bytes, Share, SizeOf, of_device
 from daemon.hotset.hot_set import HotSet, LayerKey
+from daemon.hotset.reserve import Spare
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,17 @@ class ExpertLayer:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What a device was asked to hold and what it gets, in bytes; `why` is empty where it is what was asked."""
+    """What a device was asked to hold and what it gets, in bytes; `why` is empty where it is what was asked.
+
+    `spare` is what it had to give; None where that was no matter.
+    """
 
     device: str
     asked: str
     asked_bytes: int
     effective_bytes: int
     why: str
+    spare: Spare | None = None
 
 
 @dataclass(frozen=True)
@@ -83,21 +88,22 @@ def asked_bytes(hot_set: HotSet, budget: Budget, layers: Sequence[ExpertLayer]) 
     """Bytes that a budget asks for on the device of `layers`."""
     if isinstance(budget, Bytes):
         return budget.n
-    if isinstance(budget, Share):
-        return sum(layer.slot_bytes(round(budget.fraction * layer.n_expert)) for layer in layers)
+    if isinstance(budget, Share | Auto):
+        part = 1.0 if isinstance(budget, Auto) else budget.fraction
+        return sum(layer.slot_bytes(round(part * layer.n_expert)) for layer in layers)
     size = hot_set.size(budget.name)
     ranking = size.by_layer() if size else {}
     return sum(layer.slot_bytes(len(ranking.get(layer.key, ()))) for layer in layers)
 
 
 def plan(
-    hot_set: HotSet, layers: Sequence[ExpertLayer], budgets: Mapping[str, Budget], free: Mapping[str, int]
+    hot_set: HotSet, layers: Sequence[ExpertLayer], budgets: Mapping[str, Budget], spare: Mapping[str, Spare]
 ) -> Plan:
     """Slots and experts for every layer that can have them.
 
     Every layer of a device gets the same share of its ranking, so a budget that is too small for a selection takes the
-    most used experts of each layer. `free` is what a device has to spare, in bytes; devices without an entry are
-    not limited. Layers that lie wholly on the device count against its budget.
+    most used experts of each layer. `spare` is what the devices may give; those without an entry are not limited.
+    Layers that lie wholly on the device count against its budget.
     """
     by_device: defaultdict[str, list[ExpertLayer]] = defaultdict(list)
     for layer in layers:
@@ -107,33 +113,33 @@ def plan(
     for device, group in by_device.items():
         budget = of_device(budgets, device)
         if budget is None:
-            accounts.append(DevicePlan(device, "nothing", 0, 0, "residency.vram has no budget for this device"))
+            why = "residency.vram has no budget for this device"
+            accounts.append(DevicePlan(device, "nothing", 0, 0, why, spare.get(device)))
             continue
-        chosen, account = _on_device(hot_set, group, device, budget, free.get(device))
+        chosen, account = _on_device(hot_set, group, device, budget, spare.get(device))
         experts |= chosen
         accounts.append(account)
     return Plan(experts, tuple(accounts))
 
 
 def _on_device(
-    hot_set: HotSet, layers: Sequence[ExpertLayer], device: str, budget: Budget, free: int | None
+    hot_set: HotSet, layers: Sequence[ExpertLayer], device: str, budget: Budget, spare: Spare | None
 ) -> tuple[dict[int, Sequence[int]], DevicePlan]:
     asked = asked_bytes(hot_set, budget, layers)
     wholly = sum(layer.bytes for layer in layers if layer.wholly)
     limit = max(asked - wholly, 0)
-    why = ""
-    if free is not None and free < limit:
-        limit, why = max(free, 0), f"{device} has {max(free, 0) / MIB:.0f} MiB to spare"
+    left = limit if spare is None or spare.n_bytes is None else min(limit, spare.n_bytes)
     open_layers = [layer for layer in layers if not layer.wholly]
     wanted = _wanted(hot_set, budget, open_layers)
-    chosen = _within(wanted, open_layers, limit)
+    chosen = _within(wanted, open_layers, left)
     n_chosen, n_wanted = (sum(map(len, lists.values())) for lists in (chosen, wanted))
-    if not why and n_chosen == n_wanted < _n_asked(budget, open_layers, limit):
+    why = spare.why if spare is not None and left < limit and n_chosen < n_wanted else ""
+    if n_chosen == n_wanted < _n_asked(budget, open_layers, limit):
         why = f"the hot set's size {hot_set.largest.name} lists no more experts"
     if not why and not n_wanted and isinstance(budget, SizeOf):
         why = f"the hot set's size {budget.name} lists no expert of its layers"
     effective = wholly + sum(layer.slot_bytes(len(chosen.get(layer.index, ()))) for layer in open_layers)
-    return chosen, DevicePlan(device, str(budget), asked, effective, why)
+    return chosen, DevicePlan(device, str(budget), asked, effective, why, spare)
 
 
 def _wanted(hot_set: HotSet, budget: Budget, layers: Sequence[ExpertLayer]) -> dict[int, Sequence[int]]:
@@ -153,7 +159,7 @@ def _n_asked(budget: Budget, layers: Sequence[ExpertLayer], limit: int) -> int:
     """Experts that a ranking of all of them would have given."""
     if isinstance(budget, Share):
         return sum(round(budget.fraction * layer.n_expert) for layer in layers)
-    if isinstance(budget, Bytes):
+    if isinstance(budget, Bytes | Auto):
         everything = {layer.index: range(layer.n_expert) for layer in layers}
         return sum(map(len, _within(everything, layers, limit).values()))
     return 0

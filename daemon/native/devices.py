@@ -11,7 +11,7 @@ from typing import Any
 
 from daemon.errors import HotsetError, ModelUnusable
 from daemon.messages import Device
-from daemon.native import backends
+from daemon.native import backends, cards
 from daemon.native.ggml import Ggml
 from daemon.native.library import backend
 
@@ -157,12 +157,16 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _describe(g: Ggml, pointer: int) -> Device:
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    g.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+    props = _Props()
+    g.ggml_backend_dev_get_props(pointer, ctypes.byref(props))
+    pci = cards.address((props.device_id or b"").decode(errors="replace"))
     return Device(
         name=g.ggml_backend_dev_name(pointer).decode(),
         description=g.ggml_backend_dev_description(pointer).decode(errors="replace"),
         kind=_KINDS.get(g.ggml_backend_dev_type(pointer), "accel"),
-        memory_free=free.value,
-        memory_total=total.value,
+        memory_free=props.memory_free,
+        memory_total=props.memory_total,
+        pci=pci,
+        remote=_is_remote(g, pointer),
+        card=cards.read(pci),
     )

@@ -49,7 +49,6 @@ SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "ggml_backend_dev_description": ((_P,), _TEXT),
     "ggml_backend_dev_get": ((_S,), _P),
     "ggml_backend_dev_init": ((_P, _TEXT), _P),
-    "ggml_backend_dev_memory": ((_P, ctypes.POINTER(_S), ctypes.POINTER(_S)), None),
     "ggml_backend_dev_name": ((_P,), _TEXT),
     "ggml_backend_dev_type": ((_P,), _INT),
     "ggml_backend_dev_supports_op": ((_P, _P), ctypes.c_bool),

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from daemon.api.routes import TABLE
+from daemon.app import build
+from daemon.config import Config
 from daemon.errors import ModelLoading, QueueFull
-from daemon.messages import ExpertDevice, ExpertLayer, Residency
+from daemon.messages import Device, ExpertDevice, ExpertLayer, Residency
+from daemon.native import cards
+from daemon.settings import Settings
 from tests.api.conftest import Daemon, Start
-from tests.fakes import MOVING, done, nothing
+from tests.fakes import MOVING, done, model_info, nothing
 
 
 async def test_model_item(daemon: Daemon) -> None:
@@ -196,6 +201,39 @@ async def test_metrics_of_experts_that_move(daemon: Daemon) -> None:
         'hotset_expert_selftest{result="passed"} 1.0',
     ):
         assert line in lines
+
+
+async def test_memory_of_cards_is_read_anew_and_told_where_the_kernel_knows_it(daemon: Daemon, tmp_path: Path) -> None:
+    for number, pci in enumerate(("0000:03:00.0", "0000:04:00.0")):
+        (tmp_path / pci).mkdir()
+        (tmp_path / pci / "mem_info_vram_total").write_text("4096")
+        (tmp_path / pci / "mem_info_vram_used").write_text(f"{number}000")
+    plain = Device(name="A", description="", kind="gpu", memory_free=0, memory_total=0)
+    addresses = {"A": "0000:03:00.0", "B": "0000:04:00.0", "C": "0000:05:00.0", "D": ""}
+    devices = [plain.model_copy(update={"name": name, "pci": pci}) for name, pci in addresses.items()]
+    daemon.fakes.supervisor.info = model_info().model_copy(update={"devices": devices})
+    daemon.fakes.services.card = lambda pci: cards.read(pci, tmp_path)
+
+    async def found() -> set[str]:
+        reply = await daemon.get("/metrics")
+        assert reply.status == 200
+        return {line for line in reply.body.decode().splitlines() if line.startswith(("hotset_vram", "hotset_gtt"))}
+
+    total = {f'hotset_vram_total_bytes{{device="{name}"}} 4096.0' for name in "AB"}
+    assert await found() == total | {
+        'hotset_vram_used_bytes{device="A"} 0.0', 'hotset_vram_used_bytes{device="B"} 1000.0'
+    }  # fmt: skip
+    (tmp_path / "0000:03:00.0/mem_info_vram_used").write_text("7")
+    (tmp_path / "0000:04:00.0/mem_info_vram_used").write_text("nonsense")
+    assert await found() == total - {'hotset_vram_total_bytes{device="B"} 4096.0'} | {
+        'hotset_vram_used_bytes{device="A"} 7.0'
+    }  # fmt: skip
+    daemon.fakes.supervisor.info = None
+    assert await found() == set()
+
+
+def test_the_service_reads_cards_from_the_kernel() -> None:
+    assert build(Settings(Config())).services.card is cards.read
 
 
 async def test_every_spelling_of_every_path(daemon: Daemon) -> None:

@@ -113,6 +113,8 @@ async def test_the_schema_of_residency_is_strict(daemon: Daemon) -> None:
     for change, where in (
         ({"gate": {**answer["gate"], "state": "ajar"}}, "$.gate.state"),
         ({"moves": 1.5}, "$.moves"),
+        ({"moves": True}, "$.moves"),
+        ({"devices": [{**answer["devices"][0], "shared_memory": 1}]}, "$.devices[0].shared_memory"),
         ({"hit_rate": "high"}, "$.hit_rate"),
         ({"surprise": 1}, "$"),
         ({"layers": [{**answer["layers"][1], "heat": {"for_half": 1}}]}, "$.layers[0].heat"),
@@ -123,6 +125,7 @@ async def test_the_schema_of_residency_is_strict(daemon: Daemon) -> None:
 
 
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": int | float, "null": type(None)}
+TYPES |= {"boolean": bool}
 SAYS_NOTHING = {"title", "description", "default"}
 
 
@@ -134,7 +137,8 @@ def misfits(value: Any, schema: Any, found: Any, where: str = "$") -> Iterator[s
     if "anyOf" in said and all([*misfits(value, one, found, where)] for one in said.pop("anyOf")):
         yield where
     said.pop("anyOf", None)
-    if "type" in said and (not isinstance(value, TYPES[said.pop("type")]) or isinstance(value, bool)):
+    kind = said.pop("type", None)
+    if kind and (not isinstance(value, TYPES[kind]) or isinstance(value, bool) is not (kind == "boolean")):
         yield where
         return
     if "enum" in said and value not in said.pop("enum"):

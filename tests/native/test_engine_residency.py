@@ -23,8 +23,10 @@ from daemon.engine.loading import Loaded
 from daemon.engine.loop import Loop
 from daemon.engine.residency import Experts
 from daemon.engine.roster import Limits
+from daemon.engine.spare import by_device
 from daemon.engine.wanted import Off, Wanted, prepare
-from daemon.messages import Load, Residency, Sampling, Submit, Tokens
+from daemon.hotset.placement import DevicePlan, plan
+from daemon.messages import Device, Load, Residency, Sampling, Submit, Tokens
 from daemon.model_files import load_command
 from daemon.native import devices
 from daemon.native.gguf_check import check
@@ -122,6 +124,69 @@ def test_answers_are_the_same_whatever_is_resident(servers: list[str], model: Pa
             assert device.hits > 0
             assert pipe.sent[-1].snapshot is not None
             assert pipe.sent[-1].snapshot.residency == status
+
+
+def test_auto_takes_all_experts_where_there_is_room_and_keeps_the_reserve_where_there_is_not(
+    servers: list[str], model: Path, hot_set: Path
+) -> None:
+    with loaded(model, servers[0], {"hot_set": str(hot_set), "vram": "auto"}) as (made, loop, pipe):
+        (device,) = filled(made.experts, loop, pipe).devices
+        (found,) = [devices.describe(one) for one in made.model.devices]
+        assert {layer.mode for layer in made.experts.status().layers} == {"full"}
+        assert (device.asked, device.why, device.effective_bytes) == ("auto", "", device.asked_bytes)
+        assert (device.reserve_asked, device.reserve_bytes) == ("auto", min(256 * MIB, found.memory_total // 8))
+        assert (found.remote, found.pci, found.card, device.shared_memory) == (True, "", None, False)
+        free = min(found.memory_free, psutil.virtual_memory().available)
+    assert free > 1024 * MIB
+    kept = free // MIB + 4096
+    residency = {"hot_set": str(hot_set), "vram": "auto", "reserve": {found.name: kept}}
+    with loaded(model, servers[0], residency) as (made, loop, pipe):
+        assert made.info.residency.startswith("off: no expert has a slot: ")
+        assert f"was asked for auto, but {found.name} has 0 MiB to spare: " in made.info.residency
+        assert f"{kept} MiB stay so (residency.reserve)" in made.info.residency
+        assert len(made.info.warnings) == 1
+        assert len(answer(loop, pipe)) == 24
+
+
+def test_the_reserve_limits_every_kind_of_budget(servers: list[str], model: Path, hot_set: Path) -> None:
+    def found(budget: str, spare_mib: int) -> DevicePlan:
+        spec = load_spec(model, servers[0], {"hot_set": str(hot_set), "vram": budget, "reserve": 1000})
+        device = Device(name="V0", description="", kind="gpu", memory_free=0, memory_total=8192 * MIB)
+        device = device.model_copy(update={"memory_free": (1000 + spare_mib) * MIB})
+        wish = prepare(spec, check(model), [device])
+        assert isinstance(wish, Wanted)
+        spares = by_device([device], wish.budgets, wish.reserves)
+        return plan(wish.hot_set, wish.layers, wish.budgets, spares).devices[0]
+
+    for budget in ("auto", "100%", "all", "4096"):
+        short = found(budget, 20)
+        assert 19 * MIB < short.effective_bytes <= 20 * MIB, budget
+        assert short.why == "V0 has 20 MiB to spare: 1020 MiB are free, 1000 MiB stay so (residency.reserve)"
+        assert found(budget, 60).effective_bytes == N_LAYER * 17 * EXPERT_MIB * MIB
+
+
+def test_an_apu_gets_nothing_from_auto_before_anything_is_changed_for_it(model: Path, hot_set: Path) -> None:
+    apu = Device(name="Vulkan0", description="", kind="igpu", memory_free=1 << 34, memory_total=1 << 34)
+    spec = load_spec(model, "auto", {"hot_set": str(hot_set), "vram": "auto"})
+    off = prepare(spec, check(model), [apu])
+    assert isinstance(off, Off)
+    assert off.reason.startswith("off: no expert has a slot: Vulkan0 was asked for auto, but its memory is the CPU's")
+    assert not off.fault, "nothing that was asked for is left undone"
+    card = apu.model_copy(update={"name": "Vulkan1", "kind": "gpu"})
+    both = prepare(spec, check(model), [apu, card])
+    assert isinstance(both, Wanted)
+    explicit = load_spec(model, "auto", {"hot_set": str(hot_set), "vram": "half"})
+    wish = prepare(explicit, check(model), [apu])
+    assert isinstance(wish, Wanted)
+    assert by_device([apu], wish.budgets, wish.reserves)["Vulkan0"].shared
+
+
+def test_a_reserve_for_a_device_that_is_not_there_is_told(servers: list[str], model: Path, hot_set: Path) -> None:
+    residency = {"hot_set": str(hot_set), "vram": "half", "reserve": {"Vulkan9": 64}}
+    with loaded(model, servers[0], residency) as (made, _, _):
+        assert isinstance(made.experts, Experts)
+        (warning,) = made.info.warnings
+        assert warning.startswith("residency.reserve names Vulkan9, but there is only ")
 
 
 def test_two_devices_have_their_own_layers_and_budgets(servers: list[str], model: Path, hot_set: Path) -> None:

@@ -12,7 +12,7 @@ from daemon import config
 from daemon.__main__ import main
 from daemon.config import Config, Effect
 from daemon.errors import EXIT_CONFIG, ConfigError
-from daemon.model_files import check_files
+from daemon.model_files import check_files, load_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,10 +135,43 @@ def test_an_unusable_variable_is_a_fault(name: str, text: str, path: str, tmp_pa
         ('[http]\nallowed_origins = ["localhost"]\n', "http.allowed_origins"),
         ('[http]\nallowed_origins = ["*"]\n', "http.allowed_origins"),
         ('[http]\nallowed_origins = ["http"]\n', "http.allowed_origins"),
+        ('[residency]\nvram = "-1"\n', "residency.vram"),
+        ('[residency]\nvram = "auto%"\n', "residency.vram"),
+        ("[residency]\nvram = true\n", "residency.vram"),
+        ('[residency]\nvram = { Vulkan0 = "auto", Vulkan1 = "much of it" }\n', "residency.vram"),
+        ('[residency]\nreserve = "-1"\n', "residency.reserve"),
+        ("[residency]\nreserve = -1\n", "residency.reserve"),
+        ("[residency]\nreserve = 16777217\n", "residency.reserve"),
+        ("[residency]\nreserve = 1.5\n", "residency.reserve"),
+        ("[residency]\nreserve = false\n", "residency.reserve"),
+        ('[residency]\nreserve = ""\n', "residency.reserve"),
+        ('[residency]\nreserve = "10%"\n', "residency.reserve"),
+        ('[residency]\nreserve = "auto%"\n', "residency.reserve"),
+        ('[residency]\nreserve = { Vulkan0 = "some" }\n', "residency.reserve"),
+        ("[residency]\nreserve = { Vulkan0 = { a = 1 } }\n", "residency.reserve"),
+        ('[residency]\nreserve = { "" = 1 }\n', "residency.reserve"),
     ],
 )
 def test_keys_that_do_not_go_together_or_have_no_such_value(text: str, path: str, tmp_path: Path) -> None:
     assert path in problems(text, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["VRAM", "RESERVE"])
+@pytest.mark.parametrize("text", ["Vulkan0=auto, =5", "Vulkan0=1,Vulkan0=2", "auto%", "-1", "Vulkan0=auto,"])
+def test_budgets_of_the_environment_that_are_none(name: str, text: str, tmp_path: Path) -> None:
+    found = problems("", tmp_path, **{f"HOTSET_RESIDENCY_{name}": text})
+    assert list(found) == [f"residency.{name.lower()}"]
+
+
+def test_budgets_and_reserves_reach_the_engine_by_device(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[residency]\nhot_set = "h.json"\nvram = { Vulkan0 = "auto", Vulkan1 = 5 }\nreserve = 7\n', "utf-8")
+    spec = load_command(config.load(file, {})).residency
+    assert (spec.vram, spec.reserve) == ({"Vulkan0": "auto", "Vulkan1": "5 MiB"}, {"": "7 MiB"})
+    environ = {"HOTSET_RESIDENCY_VRAM": "auto", "HOTSET_RESIDENCY_RESERVE": "Vulkan0=3072 MiB, Vulkan1=auto"}
+    spec = load_command(config.load(file, environ)).residency
+    assert (spec.vram, spec.reserve) == ({"": "auto"}, {"Vulkan0": "3072 MiB", "Vulkan1": "auto"})
+    assert load_command(Config()).residency.reserve == {"": "auto"}
 
 
 def test_an_address_off_loopback_is_fine_with_a_key(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from daemon.engine.residency import Experts
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
+from daemon.hotset.reserve import Reserve, Spare
 from daemon.native.hotset import (
     Layer,
     Memory,
@@ -72,8 +73,10 @@ class FakeResidency:
         self.closed = True
 
 
-def made(residency: FakeResidency, why: str = "", wholly: tuple[ExpertLayer, ...] = ()) -> Experts:
-    plan = Plan({0: [7, 3, 1, 0], 1: [2, 5, 4, 6]}, (DevicePlan("V0", "50%", 12 * MIB, 10 * MIB, why),))
+def made(
+    residency: FakeResidency, why: str = "", wholly: tuple[ExpertLayer, ...] = (), spare: Spare | None = None
+) -> Experts:
+    plan = Plan({0: [7, 3, 1, 0], 1: [2, 5, 4, 6]}, (DevicePlan("V0", "50%", 12 * MIB, 10 * MIB, why, spare),))
     return Experts(cast(Residency, residency), lambda: None, "hot.json", plan, wholly, ["V0"])
 
 
@@ -98,6 +101,18 @@ def test_it_is_filling_until_every_planned_expert_is_there() -> None:
     assert (after.devices[0].bytes, after.devices[0].resident, after.devices[0].asked_bytes) == (10 * MIB, 8, 12 * MIB)
     experts.close()
     assert residency.closed
+
+
+def test_the_reserve_of_a_device_and_shared_memory_are_told() -> None:
+    kept = Reserve(64 * MIB, "auto", "for the system")
+    own = made(FakeResidency(layer(0), layer(1)), spare=Spare(MIB, kept, "")).status()
+    (device,) = own.devices
+    assert (device.reserve_asked, device.reserve_bytes, device.reserve_why) == ("auto", 64 * MIB, "for the system")
+    assert not device.shared_memory
+    assert "shares" not in own.reason
+    shared = made(FakeResidency(layer(0), layer(1)), spare=Spare(MIB, kept, "", shared=True)).status()
+    assert shared.devices[0].shared_memory
+    assert "; V0 shares the CPU's memory" in shared.reason
 
 
 def test_an_upload_that_fails_keeps_what_is_there() -> None:

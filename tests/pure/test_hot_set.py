@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from daemon.hotset import hot_set, placement, trace, whole_layers
-from daemon.hotset.budget import MIB, Bytes, Share, SizeOf, of_device, parse, parse_all
+from daemon.hotset.budget import MIB, Auto, Bytes, Share, SizeOf, of_device, parse, parse_all
 from daemon.hotset.hot_set import HotSet, HotSetUnusable
 from daemon.hotset.placement import ExpertLayer
+from daemon.hotset.reserve import Reserve, Spare
 from daemon.hotset.trace import TraceUnusable
 
 PRINT = "0123456789abcdef" * 4
@@ -169,6 +170,7 @@ def test_a_deep_or_endless_file_is_refused(tmp_path: Path) -> None:
         (" 1.5 MiB ", Bytes(3 * MIB // 2)),
         ("half", SizeOf("half")),
         ("p25", SizeOf("p25")),
+        (" auto ", Auto()),
         ("0", Bytes(0)),
         ("16777216", Bytes(16_777_216 * MIB)),
         ("123456.789", Bytes(round(123456.789 * MIB))),
@@ -179,7 +181,9 @@ def test_budgets_are_read(text: str, budget: object) -> None:
     assert parse(str(parse(text))) == budget
 
 
-@pytest.mark.parametrize("text", ["", "101%", "-1", "1e3", "50 %%", "auto", "4 GiB", "99999999", "\u0665%", "a b"])
+@pytest.mark.parametrize(
+    "text", ["", "101%", "-1", "1e3", "50 %%", "4 GiB", "99999999", "\u0665%", "a b", "auto%", "auto 5"]
+)
 def test_what_is_no_budget_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse(text)
@@ -189,11 +193,14 @@ def test_budgets_by_device() -> None:
     table = {"Vulkan0": "50%", "Vulkan1": 100}
     expected = {"Vulkan0": Share(0.5), "Vulkan1": Bytes(100 * MIB)}
     assert parse_all(table) == parse_all("Vulkan0=50%, Vulkan1=100") == expected
+    assert parse_all("Vulkan0=auto,Vulkan1=1") == {"Vulkan0": Auto(), "Vulkan1": Bytes(MIB)}
+    assert parse_all("auto") == {"": Auto()}
     assert of_device(parse_all(table), "Vulkan2") is None
     assert of_device(parse_all("half"), "Vulkan2") == SizeOf("half")
     assert parse_all("") == {}
     assert parse_all(0) == {"": Bytes(0)}
-    for wrong in ("=50%", "a=", "a=1,a=2", "a=1,", {"": 5}, 1.5, True, float("nan"), ["50%"], {"a": True}, {"a": {}}):
+    tables = ({"a": 1, " a ": 2}, {"": 5}, {"a": True}, {"a": {}})
+    for wrong in ("=50%", "a=", "a=1,a=2", "a=1,", *tables, 1.5, True, float("nan"), ["50%"]):
         with pytest.raises(ValueError, match=r"."):
             parse_all(wrong)
 
@@ -206,8 +213,12 @@ def layers_of(devices: Sequence[str], expert_bytes: Sequence[int] = ()) -> list[
     ]
 
 
+def spare(device: str, n_bytes: int) -> Spare:
+    return Spare(n_bytes, Reserve(0, "0 MiB", "a test"), f"{device} has {n_bytes // MIB} MiB to spare")
+
+
 def made(hot: HotSet, layers: list[ExpertLayer], vram: Any, **free: int) -> placement.Plan:
-    return placement.plan(hot, layers, parse_all(vram), free)
+    return placement.plan(hot, layers, parse_all(vram), {name: spare(name, n) for name, n in free.items()})
 
 
 def test_a_size_gives_its_experts_and_a_percentage_the_first_of_the_largest() -> None:
@@ -243,6 +254,36 @@ def test_what_is_free_and_what_is_listed_limit_the_rest_and_it_is_said() -> None
     assert placement.TOO_LITTLE in placement.no_room(made(hot, layers, 1))
 
 
+def test_auto_takes_what_a_device_has_to_spare_up_to_all_experts() -> None:
+    hot, layers = HotSet.model_validate(document()), layers_of("AB")
+    plan = made(hot, layers, "auto", A=4 * MIB)
+    first, second = plan.devices
+    assert plan.slots(2) == [3, 8]
+    assert (first.asked, first.asked_bytes, first.effective_bytes) == ("auto", 9 * MIB, 4 * MIB)
+    assert first.why == "A has 4 MiB to spare"
+    assert second == placement.DevicePlan("B", "auto", asked_bytes=9 * MIB, effective_bytes=9 * MIB, why="")
+    mixed = made(hot, layers, {"A": "auto", "B": "25%"}, A=9 * MIB)
+    assert (mixed.slots(2), [one.why for one in mixed.devices]) == ([8, 2], ["", ""])
+    assert mixed.devices[0].spare == spare("A", 9 * MIB)
+
+
+def test_auto_with_room_for_more_than_the_hot_set_lists_says_that() -> None:
+    layers = layers_of("AA")
+    few = HotSet.model_validate(document(sizes=document()["sizes"][:1]))
+    for free in (10, 17, 18):
+        (account,) = made(few, layers, "auto", A=free * MIB).devices
+        assert (account.effective_bytes, account.why) == (10 * MIB, "the hot set's size half lists no more experts")
+    (short,) = made(few, layers, "auto", A=9 * MIB).devices
+    assert (short.effective_bytes, short.why) == (9 * MIB, "A has 9 MiB to spare")
+
+
+def test_auto_where_nothing_is_to_spare_gives_the_reason_of_the_device() -> None:
+    hot, layers = HotSet.model_validate(document()), layers_of("AA")
+    plan = made(hot, layers, "auto", A=0)
+    assert plan.n_experts == 0
+    assert placement.no_room(plan).endswith("A was asked for auto, but A has 0 MiB to spare")
+
+
 def test_every_device_has_its_own_budget() -> None:
     hot, layers = HotSet.model_validate(document()), layers_of("AB")
     plan = made(hot, layers, {"A": "half", "C": 10})
@@ -276,6 +317,16 @@ def cases(draw: st.DrawFn) -> tuple[HotSet, list[ExpertLayer]]:
     devices = draw(st.lists(st.sampled_from("AB"), min_size=n_layer, max_size=n_layer))
     sizes = draw(st.lists(st.integers(1, 5 * MIB), min_size=n_layer, max_size=n_layer))
     return HotSet.model_validate(document(sizes=[{"name": "x", "layers": entries}])), layers_of(devices, sizes)
+
+
+@given(cases(), st.integers(0, 100 * MIB))
+def test_auto_stays_within_what_is_to_spare_and_takes_what_a_number_would(
+    case: tuple[HotSet, list[ExpertLayer]], free: int
+) -> None:
+    hot, layers = case
+    plan = made(hot, layers, "auto", A=free, B=free)
+    assert plan.experts == made(hot, layers, 1000, A=free, B=free).experts
+    assert all(account.effective_bytes <= min(free, account.asked_bytes) for account in plan.devices)
 
 
 @given(cases(), st.integers(0, 100), st.integers(0, 100 * MIB))

@@ -23,6 +23,7 @@ OTHER = {
     "http.allowed_hosts": ["box.example"],
     "http.allowed_origins": ["https://box.example"],
     "residency.vram": "50%",
+    "residency.reserve": 512,
 }
 
 
