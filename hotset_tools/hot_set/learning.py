@@ -133,7 +133,7 @@ def learn(request: Request, *, json: bool = False) -> Written:
 
 
 def check(model: Path, out: Path) -> gguf_check.GgufFile:
-    """The model's file, once it is clear that it has experts and that `out` has a directory.
+    """The model's file, once it is clear that it has experts and that `out` has a directory and is not the model.
 
     Raises:
         CannotLearn: one of them is not so.
@@ -142,6 +142,8 @@ def check(model: Path, out: Path) -> gguf_check.GgufFile:
     if obstacle := files.obstacle(out):
         raise CannotLearn(f"{out} cannot be written: {obstacle}")
     file = gguf_check.check(model)
+    if out.exists() and any(out.samefile(part.path) for part in file.parts):
+        raise CannotLearn(f"{out} cannot be written: it is the model")
     if not file.facts.is_moe:
         raise CannotLearn(f"{file.path.name} is dense: it has no experts to rank")
     return file

@@ -45,7 +45,7 @@ def command(
         least_gain=pool_gain,
     )
     if plot is not None:
-        plotting.check(plot)
+        plotting.check(plot, trace)
     report = comparing.compare(request, json=as_json)
     if plot is not None:
         plotting.draw(report, plot)

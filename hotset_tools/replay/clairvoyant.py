@@ -12,11 +12,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from hotset_tools.replay.meter import Tell, unheard
+
 Ids = npt.NDArray[np.uint16]
 Slots = npt.NDArray[np.int64]
 
 
-def clairvoyant(ids: Ids, n_expert: int, slots: Slots) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def clairvoyant(
+    ids: Ids, n_expert: int, slots: Slots, tell: Tell = unheard
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Hits [n_tokens, cases] and uploads [cases] with `slots` [cases, layers], `ids` [n_tokens, layers, top_k]."""
     n_tokens, n_layers, _ = ids.shape
     layers = np.arange(n_layers)[:, None]
@@ -37,6 +41,7 @@ def clairvoyant(ids: Ids, n_expert: int, slots: Slots) -> tuple[npt.NDArray[np.i
         kept = (when <= bound) & (when < never) & (slots[..., None] > 0)
         uploads += (kept & ~resident).sum(axis=(1, 2))
         resident = kept
+        tell(1 / n_tokens)
     return hits, uploads
 
 

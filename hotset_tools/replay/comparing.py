@@ -18,6 +18,7 @@ from daemon.hotset.trace import Trace, read
 from hotset_tools.hot_set.learning import percentages
 from hotset_tools.replay import mixed, ours, rivals
 from hotset_tools.replay.clairvoyant import Ids, clairvoyant
+from hotset_tools.replay.meter import Meter, Tell
 from hotset_tools.replay.report import Report, Row, Switch
 from hotset_tools.replay.rivals import Played
 from hotset_tools.replay.switches import tokens_to_90
@@ -26,6 +27,9 @@ from hotset_tools.reporter import Reporter, make_reporter
 _MOST_STREAMS = 64
 
 OURS, POOLED = "hotset", "hotset-pooled"
+
+Players = Mapping[str, Callable[[Tell], Played]]
+"""How to play each policy, and whom to tell how far that is."""
 
 
 class CannotReplay(HotsetError):
@@ -79,9 +83,10 @@ def compare(request: Request, *, json: bool = False) -> Report:
         TraceUnusable: the trace cannot be read.
         CannotReplay: it has too few segments for so many streams.
     """
-    trace = read(request.trace)
     reporter = make_reporter(json=json)
     try:
+        reporter.stage(f"reading {request.trace.name}")
+        trace = read(request.trace)
         return _mixed(request, trace, reporter) if request.widths else _single(request, trace, reporter)
     finally:
         reporter.close()
@@ -95,13 +100,13 @@ def slots_of(trace: Trace, shares: Sequence[float]) -> npt.NDArray[np.int64]:
 def _single(request: Request, trace: Trace, reporter: Reporter) -> Report:
     ids, n_expert, slots = trace.ids, trace.n_expert, slots_of(trace, request.shares)
     segments = [tokens for _, tokens in trace.segments()]
-    players: dict[str, Callable[[], Played]] = {
-        name: partial(rivals.play, score, ids, n_expert, slots) for name, score in rivals.RIVALS.items()
-    }
     ruled = (request.uploads, request.settings)
-    players[OURS] = partial(ours.play, ours.single(ids), n_expert, slots, *ruled)
-    players[POOLED] = partial(ours.play_pooled, ids, n_expert, slots, *ruled, request.least_gain)
-    players["clairvoyant"] = lambda: Played(*clairvoyant(ids, max(n_expert), slots))
+    players: Players = {
+        **{name: partial(rivals.play, score, ids, n_expert, slots) for name, score in rivals.RIVALS.items()},
+        OURS: partial(ours.play, ours.single(ids), n_expert, slots, *ruled),
+        POOLED: partial(ours.play_pooled, ids, n_expert, slots, *ruled, request.least_gain),
+        "clairvoyant": lambda tell: Played(*clairvoyant(ids, max(n_expert), slots, tell)),
+    }
     played = _all(players, reporter)
     best = [int(hits) for hits in played["clairvoyant"].hits.sum(axis=0)]
     rows = [row for name, result in played.items() for row in _rows(name, result, ids, request.shares, best)]
@@ -123,7 +128,7 @@ def _mixed(request: Request, trace: Trace, reporter: Reporter) -> Report:
     except ValueError as error:
         raise CannotReplay(f"{request.trace.name}: {error}") from None
     ids = np.concatenate([step.ids for step in steps])
-    players: dict[str, Callable[[], Played]] = {
+    players: Players = {
         name: partial(ours.play_with, make, steps, n_expert, slots, request.uploads, request.settings)
         for name, make in mixed.meanings(n_expert, request.settings).items()
     }
@@ -132,18 +137,17 @@ def _mixed(request: Request, trace: Trace, reporter: Reporter) -> Report:
     return Report(request.trace, trace.header, request.uploads, request.settings, rows, None, tuple(request.widths))
 
 
-def _all(players: Mapping[str, Callable[[], Played]], reporter: Reporter) -> dict[str, Played]:
-    reporter.stage("policies")
+def _all(players: Players, reporter: Reporter) -> dict[str, Played]:
+    reporter.stage("policies, percent")
+    meter = Meter(reporter, len(players))
     played = {}
-    for number, (name, play) in enumerate(players.items(), 1):
-        played[name] = play()
-        reporter.progress(number, len(players))
+    for name, play in players.items():
+        played[name] = play(meter.worked)
+        meter.ended()
     return played
 
 
-def _rows(
-    name: str, played: Played, ids: Ids, shares: Sequence[float], best: Sequence[int] | None = None
-) -> list[Row]:
+def _rows(name: str, played: Played, ids: Ids, shares: Sequence[float], best: Sequence[int] | None = None) -> list[Row]:
     """A row of each share; `best` are the hits of the clairvoyant, which a trace without repetition has none of."""
     known = best if best is not None else [0] * len(shares)
     cases = zip(shares, played.hits.sum(axis=0), played.uploads, known, strict=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from daemon.hotset.allotment import LEAST_GAIN, RankCounts, allot, gain
 from daemon.hotset.policy import NO_VICTIM, Heat, Pace, Settings, Values, decide, surplus
 from hotset_tools.replay.clairvoyant import Ids, Slots
+from hotset_tools.replay.meter import Tell, unheard
 from hotset_tools.replay.rivals import Played
 
 BURST = 64
@@ -83,10 +84,17 @@ def single(ids: Ids) -> Iterable[Step]:
     return (Step(ids[token : token + 1]) for token in range(len(ids)))
 
 
-def play(steps: Iterable[Step], n_expert: Sequence[int], slots: Slots, rate: float, settings: Settings) -> Played:
+def play(
+    steps: Iterable[Step],
+    n_expert: Sequence[int],
+    slots: Slots,
+    rate: float,
+    settings: Settings,
+    tell: Tell = unheard,
+) -> Played:
     """One case after the other, slots [cases, layers]; at most `rate` uploads a token but for a burst."""
     listed = list(steps)
-    return play_with(lambda: Sum(n_expert, settings), listed, n_expert, slots, rate, settings)
+    return play_with(lambda: Sum(n_expert, settings), listed, n_expert, slots, rate, settings, tell)
 
 
 def play_with(
@@ -96,6 +104,7 @@ def play_with(
     slots: Slots,
     rate: float,
     settings: Settings,
+    tell: Tell = unheard,
 ) -> Played:
     """The same with heat from another source."""
     hits, uploads = [], []
@@ -106,13 +115,20 @@ def play_with(
             found.append(placement.hits(step.ids))
             heat.take(step)
             placement.follow(heat.values, len(step.ids))
+            tell(1 / len(steps) / len(slots))
         hits.append(np.concatenate(found))
         uploads.append(placement.uploads)
     return Played(np.stack(hits, axis=1), np.array(uploads))
 
 
 def play_pooled(
-    ids: Ids, n_expert: Sequence[int], slots: Slots, rate: float, settings: Settings, least_gain: float = LEAST_GAIN
+    ids: Ids,
+    n_expert: Sequence[int],
+    slots: Slots,
+    rate: float,
+    settings: Settings,
+    least_gain: float = LEAST_GAIN,
+    tell: Tell = unheard,
 ) -> Played:
     """One sequence; layers share the slots of each case, which are allotted anew when that serves enough more.
 
@@ -129,6 +145,7 @@ def play_pooled(
             ranks.observe(heat.values, step.ids)
             heat.take(step)
             placement.follow(heat.values, 1)
+            tell(1 / len(ids) / len(slots))
             if token % REPLAN_TOKENS == REPLAN_TOKENS - 1:
                 budget = int(given.sum()) + len(n_expert)  # slots as the unit of memory; each layer has one for zeros
                 wanted = allot(ranks.hits(), n_expert, [1] * len(n_expert), budget, floor)

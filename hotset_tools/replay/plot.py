@@ -13,11 +13,11 @@ from hotset_tools.replay.report import Report
 _EMPHASIS = {"hotset": 2.5, "clairvoyant": 2.5}
 
 
-def check(path: Path) -> None:
+def check(path: Path, trace: Path) -> None:
     """See whether a picture can be drawn, before anything is computed.
 
     Raises:
-        HotsetError: matplotlib is not installed, or the file cannot be written.
+        HotsetError: matplotlib is not installed, or the file cannot be written, or it is the trace.
     """
     try:
         import matplotlib.figure  # noqa: F401
@@ -25,6 +25,8 @@ def check(path: Path) -> None:
         raise HotsetError("--plot needs matplotlib: pip install 'hotset[plots]'") from None
     if why := obstacle(path):
         raise HotsetError(f"{path} cannot be written: {why}")
+    if path.exists() and trace.exists() and path.samefile(trace):
+        raise HotsetError(f"{path} cannot be written: it is the trace")
 
 
 def draw(report: Report, path: Path) -> None:
@@ -39,7 +41,8 @@ def draw(report: Report, path: Path) -> None:
     axes = figure.subplots()
     for policy in dict.fromkeys(row.policy for row in report.rows):
         points = [(100 * row.share, row.hit_rate) for row in report.rows if row.policy == policy]
-        axes.plot(*zip(*points, strict=True), marker="o", linewidth=_EMPHASIS.get(policy, 1.0), label=policy)
+        width = _EMPHASIS.get(policy, 1.0)
+        axes.plot(*zip(*points, strict=True), marker="o", linewidth=width, label=policy, zorder=2 + width)
     axes.set(xlabel="slots, % of a layer's experts", ylabel="hit rate", title=report.trace.name, ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend()

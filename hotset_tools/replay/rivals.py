@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
-from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 
 from hotset_tools.replay.clairvoyant import Ids, Slots
+from hotset_tools.replay.meter import Tell, unheard
 
 Scores = npt.NDArray[np.int64]
 """Of one layer before each token, [n_tokens, n_expert]; the highest have slots, none has one that scores 0."""
@@ -58,7 +57,9 @@ RIVALS: Mapping[str, Callable[[Ids, int], Scores]] = {
 }
 
 
-def play(score: Callable[[Ids, int], Scores], ids: Ids, n_expert: Sequence[int], slots: Slots) -> Played:
+def play(
+    score: Callable[[Ids, int], Scores], ids: Ids, n_expert: Sequence[int], slots: Slots, tell: Tell = unheard
+) -> Played:
     """Play a ranking; `ids` [n_tokens, layers, top_k], `slots` [cases, layers]."""
     hits = np.zeros((len(ids), len(slots)), np.int64)
     uploads = np.zeros(len(slots), np.int64)
@@ -72,28 +73,48 @@ def play(score: Callable[[Ids, int], Scores], ids: Ids, n_expert: Sequence[int],
             resident = ranks < most
             hits[:, case] += resident[tokens, ids[:, layer]].sum(axis=1)
             uploads[case] += int(resident[0].sum() + (resident[1:] & ~resident[:-1]).sum())
+        tell(1 / len(n_expert))
     return Played(hits, uploads)
 
 
 def static(ids: Ids, n_expert: Sequence[int], slots: Slots) -> list[float]:
     """Hit rates of the experts that the whole trace uses most, [cases]: what no list can know beforehand."""
-    return [_coverage(counts(ids, n_expert), counts(ids, n_expert), most) for most in slots]
+    whole = _counts(ids, n_expert)
+    total = int(whole.sum())
+    return [int(whole[_listed(whole, most)].sum()) / total for most in slots]
 
 
 def frozen(ids: Ids, segments: Sequence[slice], n_expert: Sequence[int], slots: Slots) -> list[float]:
-    """Hit rates of lists learned on one of several segments and serving another: the mean of all pairs, [cases]."""
-    learned = [counts(ids[segment], n_expert) for segment in segments]
-    return [fmean(_coverage(one, other, most) for one, other in permutations(learned, 2)) for most in slots]
+    """Hit rates of lists learned on one of several segments and serving another: the mean of all pairs, [cases].
+
+    Pairs are not gone through one by one, a trace may have thousands of segments: a list serves the others what it
+    serves of all their shares together, less its own.
+    """
+    together = sum((_shares(ids[segment], n_expert) for segment in segments), np.zeros(1))
+    rates = np.zeros(len(slots))
+    for segment in segments:
+        own = _shares(ids[segment], n_expert)
+        rates += [float((together - own)[_listed(own, most)].sum()) for most in slots]
+    return [float(rate) for rate in rates / (len(segments) * (len(segments) - 1))]
 
 
-def counts(ids: Ids, n_expert: Sequence[int]) -> list[npt.NDArray[np.int64]]:
-    """Selections of each expert, for every layer."""
-    return [np.bincount(ids[:, layer].ravel(), minlength=count) for layer, count in enumerate(n_expert)]
+def _shares(ids: Ids, n_expert: Sequence[int]) -> npt.NDArray[np.float64]:
+    """The part of all selections that falls on each expert, [layers, n_expert of the largest]."""
+    found = _counts(ids, n_expert)
+    shares: npt.NDArray[np.float64] = found / found.sum()
+    return shares
 
 
-def _coverage(ranked_by: list[Scores], served: list[Scores], slots: npt.NDArray[np.int64]) -> float:
-    hits = sum(
-        int(traffic[np.argsort(-heat, kind="stable")[:most]].sum())
-        for heat, traffic, most in zip(ranked_by, served, slots, strict=True)
-    )
-    return hits / sum(int(traffic.sum()) for traffic in served)
+def _counts(ids: Ids, n_expert: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Selections of each expert, [layers, n_expert of the largest]."""
+    most = max(n_expert)
+    return np.stack([np.bincount(ids[:, layer].ravel(), minlength=most) for layer in range(len(n_expert))])
+
+
+def _listed(
+    used: npt.NDArray[np.float64] | npt.NDArray[np.int64], slots: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Whether an expert is among the most used ones that have the slots of its layer, [layers, n_expert]."""
+    ranks = np.argsort(np.argsort(-used, axis=1, kind="stable"), axis=1)
+    listed: npt.NDArray[np.bool_] = ranks < slots[:, None]
+    return listed

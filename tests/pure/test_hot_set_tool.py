@@ -106,6 +106,15 @@ def test_what_cannot_be_learned_is_said_before_anything_runs(
         learning.learn(request)
 
 
+def test_a_model_is_not_written_over(tmp_path: Path) -> None:
+    model = write_dense(tmp_path / "dense.gguf")
+    link = tmp_path / "hot.json"
+    link.symlink_to(model)
+    for out in (model, link):
+        with pytest.raises(CannotLearn, match="it is the model"):
+            learning.check(model, out)
+
+
 def test_texts_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(CannotLearn, match=r"no \.txt file"):
         learning.read_texts([tmp_path])

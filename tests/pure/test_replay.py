@@ -6,7 +6,7 @@ import json
 import sys
 import types
 from functools import cache
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,10 @@ from hotset_tools.cli import main
 from hotset_tools.hot_set.learning import CannotLearn
 from hotset_tools.replay import comparing, mixed, ours, plot, rivals
 from hotset_tools.replay.clairvoyant import clairvoyant
+from hotset_tools.replay.meter import Meter
 from hotset_tools.replay.report import Report, Row
 from hotset_tools.replay.switches import WINDOW, tokens_to_90
+from hotset_tools.reporter import Silent
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 SHARES = (0.125, 0.25, 0.5)
@@ -58,6 +60,60 @@ def test_lists_that_are_frozen() -> None:
     slots = np.array([[1]])
     assert rivals.static(ids, [2], slots) == [0.5]
     assert rivals.frozen(ids, [slice(0, 3), slice(3, 6)], [2], slots) == [pytest.approx(1 / 3)]
+
+
+def test_frozen_lists_are_tried_on_every_other_segment() -> None:
+    trace = read(DATA / "six-domains.trace")
+    ids, segments = trace.ids, [tokens for _, tokens in trace.segments()]
+    rates = []
+    for one, other in permutations(segments, 2):
+        hits = 0
+        for layer in range(6):
+            used = np.bincount(ids[one, layer].ravel(), minlength=32)
+            best = sorted(range(32), key=lambda expert: (-used[expert], expert))[:8]
+            hits += np.isin(ids[other, layer], best).sum()
+        rates.append(hits / ids[other].size)
+    assert rivals.frozen(ids, segments, [32] * 6, np.array([[8] * 6])) == [pytest.approx(np.mean(rates))]
+
+
+def test_lists_of_layers_of_different_sizes() -> None:
+    ids = np.array([[0, 0], [1, 1], [0, 4], [0, 4]], np.uint16)[..., None]
+    assert rivals.static(ids, [2, 5], np.array([[1, 1], [2, 2]])) == [5 / 8, 7 / 8]
+    halves = [slice(0, 2), slice(2, 4)]
+    assert rivals.frozen(ids, halves, [2, 5], np.array([[1, 1]])) == [pytest.approx((2 / 4 + 1 / 4) / 2)]
+
+
+@pytest.mark.parametrize("name", ["lru", "hotset", "pooled", "clairvoyant"])
+def test_everyone_tells_how_far_it_is(name: str) -> None:
+    heard: list[float] = []
+    ids, slots = np.concatenate([ONE, ONE], axis=1), np.array([[1, 1], [2, 1]])
+    n_expert, ruled = [3, 3], (1.0, Settings())
+    if name == "lru":
+        rivals.play(rivals.last_use, ids, n_expert, slots, heard.append)
+    elif name == "hotset":
+        ours.play(ours.single(ids), n_expert, slots, *ruled, heard.append)
+    elif name == "pooled":
+        ours.play_pooled(ids, n_expert, slots, *ruled, tell=heard.append)
+    else:
+        clairvoyant(ids, 3, slots, heard.append)
+    assert len(heard) > 1
+    assert sum(heard) == pytest.approx(1)
+
+
+def test_progress_is_told_in_whole_percent_and_ends() -> None:
+    class Heard(Silent):
+        def progress(self, done: int, total: int) -> None:
+            told.append((done, total))
+
+    told: list[tuple[int, int]] = []
+    meter = Meter(Heard(), 2)
+    for _ in range(1000):
+        meter.worked(1 / 999)  # a little too much
+    meter.ended()
+    meter.worked(0.5)
+    meter.ended()
+    assert told[:50] == [(percent, 100) for percent in range(1, 51)]
+    assert told[50:] == [(75, 100), (100, 100)]
 
 
 @settings(max_examples=40)
@@ -228,13 +284,15 @@ def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit) as ended:
             main([*words, *extra])
         assert ended.value.code == 0
-        out = capsys.readouterr().out
+        captured = capsys.readouterr()
         if extra:
-            report = json.loads(out)
+            report = json.loads(captured.out)
+            assert not captured.err
             assert "switch" not in report
             assert {row["policy"] for row in report["rows"]} == set(mixed.meanings([1], Settings()))
         else:
-            assert "25.000% of experts" in out
+            assert "25.000% of experts" in captured.out
+            assert captured.err.startswith("reading six-domains.trace\npolicies, percent\n  10/100\n")
 
 
 def test_a_picture_needs_matplotlib_and_a_place(
@@ -249,6 +307,7 @@ def test_a_picture_needs_matplotlib_and_a_place(
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     assert "cannot be written" in refused(tmp_path / "none" / "a.png")
+    assert "it is the trace" in refused(DATA / "six-domains.trace")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "hotset[plots]" in refused(tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
