@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.hotset.planner import Kind, LayerState, all_partial, mixed, plan, static_split
+from daemon.hotset import planner
+from daemon.hotset.planner import (
+    SCATTERED_MARGIN,
+    WHOLE_MARGIN,
+    Kind,
+    LayerState,
+    all_partial,
+    mixed,
+    plan,
+    static_split,
+    whole_tail,
+)
 
 N_EXPERT = 8
 
@@ -69,7 +80,30 @@ def test_a_plan_is_predicted_no_slower_than_what_upstream_can_do(states: list[La
     found = plan(states, budget)
     assert found.seconds <= static_split(states, budget).seconds
     assert found.seconds <= all_partial(states, budget).seconds / 0.99 + 1e-9
-    assert found.seconds <= mixed(states, budget).seconds / 0.99 + 1e-9
+    assert found.seconds <= whole_tail(states, budget).seconds / (1 - WHOLE_MARGIN) / 0.99 + 1e-9
+    assert found.seconds <= mixed(states, budget).seconds / (1 - SCATTERED_MARGIN) / 0.99 + 1e-9
+
+
+@given(layers, budgets)
+def test_full_layers_of_a_tail_are_the_last_ones(states: list[LayerState], budget: int) -> None:
+    found = whole_tail(states, budget)
+    full = [slots == state.n_expert for slots, state in zip(found.slots, states, strict=True)]
+    assert full == sorted(full)
+    assert found.bytes <= budget or not any(found.slots)
+    assert found.seconds <= all_partial(states, budget).seconds
+
+
+def test_full_layers_must_be_worth_the_parts_that_they_make_long() -> None:
+    states = [layer(SKEWED, price=1.0) for _ in range(8)]
+    budget = 8 * 10 * N_EXPERT * 7 // 8
+    even, tail = all_partial(states, budget), whole_tail(states, budget)
+    assert tail.seconds < even.seconds
+    for margin in (0.0, 1.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(planner, "WHOLE_MARGIN", margin)
+            patch.setattr(planner, "SCATTERED_MARGIN", 1.0)
+            found = plan(states, budget)
+            assert found.slots == (even.slots if margin else tail.slots)
 
 
 @given(layers, budgets)
