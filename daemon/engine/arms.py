@@ -31,14 +31,19 @@ class PlacementPort(Protocol):
         """Whether residency is to be had and nothing is being uploaded, moved or resized."""
 
     def hold(self) -> None:
-        """Leave slots and residency's state alone until `release`; what is selected from now on is nobody's."""
+        """Leave slots and residency's state alone until `release`, as soon as possible; what is selected from now on
+        is nobody's."""
+
+    @property
+    def held(self) -> bool:
+        """Whether nobody else changes or uploads anything by now."""
 
     def compute_as(self, state: State) -> None:
-        """Switch residency."""
+        """Switch residency, once it is held."""
 
     def release(self, missing: Sequence[Move]) -> None:
-        """Slots are as they were, where the device still has room, but these experts are gone: bring them back, compute
-        as is right, count again. Must not wait for uploads."""
+        """Look at the slots again. They are as they were, where the device still has room, but these experts are gone:
+        bring them back, compute as is right, count again. Must not wait for uploads, and may come before `held`."""
 
 
 class Arms:
@@ -84,12 +89,10 @@ class Arms:
 
     def begin(self, whole: bool) -> None:
         """Take the placement over; with `whole`, to give some layers slots for all of their experts."""
+        self._managed, self._whole, self._grown = [], [], []
+        self._former, self._maps = {}, {}
+        self._work = self._arrange(whole)
         self._placement.hold()
-        self._managed = self._slotted(self._layers())
-        self._former = {layer.index: self._residency.resident(layer.index) for layer in self._managed}
-        self._maps = {index: _published(owners) for index, owners in self._former.items()}
-        self._whole, self._grown = [], []
-        self._work = self._make_whole() if whole else iter(())
 
     def advance(self) -> bool:
         """Do a piece of it; whether it is done.
@@ -130,6 +133,15 @@ class Arms:
             self._placement.release(missing)
 
     # -- slots
+
+    def _arrange(self, whole: bool) -> Iterator[None]:
+        while not self._placement.held:
+            yield
+        self._managed = self._slotted(self._layers())
+        self._former = {layer.index: self._residency.resident(layer.index) for layer in self._managed}
+        self._maps = {index: _published(owners) for index, owners in self._former.items()}
+        if whole:
+            yield from self._make_whole()
 
     def _make_whole(self) -> Iterator[None]:
         """Take slots from some layers, give them to the whole ones, upload what these lack."""

@@ -28,9 +28,6 @@ SCATTERED_MARGIN = 0.2
 Steps with equal shares took 0.99 to 1.14 times what the prices say, those with full layers between partial ones up to
 1.4 times: the device's next part can be recorded ahead only where it is short, and a full layer makes it long.
 """
-MIXED_MARGIN = 0.05
-"""And a mixture faster than the same share of every layer by this: predictions have flattered mixtures by as much or
-more (docs/benchmarks.md), and experts that follow the traffic need slots everywhere."""
 
 
 class Kind(StrEnum):
@@ -95,20 +92,25 @@ class Plan:
 def plan(layers: Sequence[LayerState], budget: int) -> Plan:
     """The fastest placement that takes at most `budget` bytes, as far as the prices predict."""
     split = static_split(layers, budget)
-    best = all_partial(layers, budget)
-    for other, margin in ((whole_tail(layers, budget), WHOLE_MARGIN), (mixed(layers, budget), SCATTERED_MARGIN)):
-        if other.seconds < best.seconds * (1 - margin):
-            best = other
+    best = _clearly_faster(all_partial(layers, budget), layers, budget)
     return best if best.slots and any(best.slots) and best.seconds < split.seconds * (1 - MARGIN) else split
 
 
 def in_slots(layers: Sequence[LayerState], budget: int) -> Plan:
-    """The fastest placement that a running engine can have: no layer is loaded anew, so full ones have a slot for zeros
-    too. `Kind.OFF` where nothing in slots is predicted to be faster than none at all."""
-    alike, mixture = all_partial(layers, budget), mixed(layers, budget)
-    best = mixture if mixture.seconds < alike.seconds * (1 - MIXED_MARGIN) else alike
+    """The fastest placement that a running engine can have. Nothing is loaded anew, so full layers have a slot for
+    zeros too. A layer that slots do not make faster has none; `Kind.OFF` where that is so of all.
+    """
     none = _made(Kind.OFF, layers, [0] * len(layers))
-    return best if any(best.slots) and best.seconds < none.seconds else none
+    best = _clearly_faster(min(none, paying(layers, budget), key=lambda found: found.seconds), layers, budget)
+    return best if any(best.slots) else none
+
+
+def _clearly_faster(best: Plan, layers: Sequence[LayerState], budget: int) -> Plan:
+    """`best`, or what is predicted to be faster by more than predictions err."""
+    for other, margin in ((whole_tail(layers, budget), WHOLE_MARGIN), (mixed(layers, budget), SCATTERED_MARGIN)):
+        if other.seconds < best.seconds * (1 - margin):
+            best = other
+    return best
 
 
 def static_split(layers: Sequence[LayerState], budget: int) -> Plan:
@@ -131,15 +133,27 @@ def all_partial(layers: Sequence[LayerState], budget: int) -> Plan:
     return _made(Kind.RESIDENCY, layers, slots)
 
 
+def paying(layers: Sequence[LayerState], budget: int) -> Plan:
+    """The same share of every layer that is faster with it; the others have no slots."""
+    chosen = list(range(len(layers)))
+    while chosen:
+        shares = all_partial([layers[index] for index in chosen], budget).slots
+        having = dict(zip(chosen, shares, strict=True))
+        chosen = [index for index, n in having.items() if layers[index].seconds(n) < layers[index].seconds(0)]
+        if len(chosen) == len(having):
+            return _made(Kind.RESIDENCY, layers, [having.get(index, 0) for index in range(len(layers))])
+    return _made(Kind.RESIDENCY, layers, [0] * len(layers))
+
+
 def whole_tail(layers: Sequence[LayerState], budget: int) -> Plan:
-    """The last layers full and the others the same share each; as many full ones as is fastest."""
+    """The last layers full, the others the same share each where that pays; as many full ones as is fastest."""
     slots = [layer.n_expert for layer in layers]
     found = [all_partial(layers, budget)]
     for first in reversed(range(len(layers))):
         left = budget - sum(layer.bytes(layer.n_expert) for layer in layers[first:])
         if left < 0:
             break
-        found.append(_made(Kind.RESIDENCY, layers, [*all_partial(layers[:first], left).slots, *slots[first:]]))
+        found.append(_made(Kind.RESIDENCY, layers, [*paying(layers[:first], left).slots, *slots[first:]]))
     return min(found, key=lambda plan: plan.seconds)
 
 

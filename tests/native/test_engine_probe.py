@@ -66,6 +66,10 @@ class Placement:
     def hold(self) -> None:
         self.settled = False
 
+    @property
+    def held(self) -> bool:
+        return not self.settled
+
     def compute_as(self, state: hotset.State) -> None:
         self._bench.context.synchronize()
         self._experts.set_state(state)

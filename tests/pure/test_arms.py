@@ -112,20 +112,23 @@ class Placement:
     def __init__(self, library: Library) -> None:
         self.library = library
         self.settled, self.held = True, False
+        self.patience = 0
+        self.asked = False
         self.state = State.ON
         self.missing: list[Move] = []
 
     def hold(self) -> None:
-        assert not self.held
-        self.held = True
+        assert not self.asked
+        self.asked = True
+        self.held = not self.patience
 
     def compute_as(self, state: State) -> None:
         assert self.held
         self.state = state
 
     def release(self, missing: Sequence[Move]) -> None:
-        assert self.held
-        self.held = False
+        assert self.asked
+        self.asked = self.held = False
         self.missing = list(missing)
         for index, slot, expert in missing:
             self.library.stage(index, expert, slot)
@@ -189,6 +192,31 @@ def test_everything_comes_back() -> None:
     assert placement.held is False
     assert [library.resident(index) for index in range(12)] == former
     assert library.peak == {0: 12 * 5 * SIZE}, "never more than before"
+
+
+def test_whoever_moves_experts_may_finish_first() -> None:
+    arms, library, placement = made(quarter())
+    placement.patience = 1
+    arms.begin(whole=True)
+    assert not any(arms.advance() for _ in range(5))
+    assert library.peak == {0: 12 * 5 * SIZE}
+    assert library.staged == 0
+    library.slabs[0].owner[0] = library.slabs[0].staged[0] = 15  # the last move
+    placement.held = True
+    while not arms.advance():
+        pass
+    arms.show(Arm.EMPTY)
+    arms.end()
+    assert library.resident(0) == [15, 1, 2, 3]
+
+
+def test_given_up_before_it_began_it_changes_nothing() -> None:
+    arms, library, placement = made(quarter())
+    placement.patience = 1
+    arms.begin(whole=True)
+    arms.advance()
+    arms.end()
+    assert (placement.asked, placement.missing, library.staged) == (False, [], 0)
 
 
 def test_the_placement_as_it_stands_costs_nothing_to_time() -> None:

@@ -15,7 +15,9 @@ from daemon.hotset.planner import (
     Kind,
     LayerState,
     all_partial,
+    in_slots,
     mixed,
+    paying,
     plan,
     static_split,
     whole_tail,
@@ -179,3 +181,28 @@ def test_a_layer_that_gains_more_gets_more() -> None:
     slow = layer(SKEWED, cpu=20.0, price=0.1)
     found = mixed([slow, replace(slow, cpu=2.0)], budget=10 * N_EXPERT)
     assert found.slots[0] > found.slots[1]
+
+
+@given(layers, budgets)
+def test_slots_are_never_predicted_slower_than_none(states: list[LayerState], budget: int) -> None:
+    found = in_slots(states, budget)
+    none = sum(one.seconds(0) for one in states)
+    assert found.seconds <= none
+    assert found.bytes == sum(one.bytes(n) for one, n in zip(states, found.slots, strict=True)) <= budget
+    assert (found.kind is Kind.OFF) == (not any(found.slots))
+    assert found.seconds == pytest.approx(sum(one.seconds(n) for one, n in zip(states, found.slots, strict=True)))
+
+
+@given(layers, budgets)
+def test_no_layer_keeps_slots_that_make_it_slower(states: list[LayerState], budget: int) -> None:
+    found = paying(states, budget)
+    assert found.bytes <= budget
+    assert all(not n or one.seconds(n) < one.seconds(0) for one, n in zip(states, found.slots, strict=True))
+
+
+def test_a_layer_that_slots_do_not_help_leaves_them_to_the_others() -> None:
+    good, bad = layer(SKEWED, price=1.0), layer(SKEWED, price=50.0)
+    budget = 4 * 10 * 2
+    assert in_slots([good] * 4, budget).slots == (1, 1, 1, 1)
+    assert in_slots([good, bad, good, bad], budget).slots == (3, 0, 3, 0)
+    assert in_slots([bad] * 4, budget).kind is Kind.OFF
