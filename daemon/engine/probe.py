@@ -27,7 +27,7 @@ WARM, TIMED = 3, 5
 N_CELLS = WARM + TIMED
 """KV cells that the probe needs at most."""
 
-MOST_ROUNDS, SECONDS = 7, 4.0
+MOST_ROUNDS, SECONDS = 24, 4.0
 """Rounds, and how long they may go on if there are `LEAST_ROUNDS`."""
 QUIET_SECONDS, MOST_QUIET_SECONDS = 2.0, 120.0
 """Without a request before the probe begins again; twice as many each time that it was interrupted."""
@@ -55,13 +55,12 @@ class Measured(Record):
 
 @dataclass(frozen=True)
 class Compared:
-    """Seconds per step without residency and with the placement as it stood; of each layer its slots and hit rate.
-
-    `layers`, `slots` and `hit_rates` are in the same order.
+    """Seconds per step without residency and with the placement as it stood, in each round; of each layer its slots and
+    hit rate. `layers`, `slots` and `hit_rates` are in the same order.
     """
 
-    off: float
-    on: float
+    offs: list[float]
+    ons: list[float]
     layers: list[LayerFacts]
     slots: list[int]
     hit_rates: list[float]
@@ -229,9 +228,9 @@ class Probe:
 
     def _comparison(self, rounds: _Rounds) -> Callable[[], None]:
         layers, slots = self._arms.layers, self._arms.slots
-        off, on = (median(one[arm].wall for one in rounds.rounds) for arm in (Arm.OFF, Arm.ON))
+        offs, ons = ([one[arm].wall for one in rounds.rounds] for arm in (Arm.OFF, Arm.ON))
         rates = [rounds.hit_rate(Arm.ON, [place]) for place in range(len(layers))]
-        return lambda: self._listener.compared(Compared(off, on, layers, slots, rates))
+        return lambda: self._listener.compared(Compared(offs, ons, layers, slots, rates))
 
     def _stop(self) -> None:
         """Without anything computed or changed that would stay."""

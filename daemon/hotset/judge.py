@@ -5,6 +5,7 @@ Lists of layers are in the order of `Setup.layers`.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from daemon.hotset.bursts import Reference
@@ -44,9 +45,15 @@ class Judge:
         chosen = self._layers if among is None else [self._layers[place] for place in among]
         return in_slots(layer_states(self.prices(width), chosen, curves, width), budget)
 
-    def compared(self, off: float, on: float, slots: Sequence[int], rates: Sequence[float]) -> None:
-        """What the probe measured of the placement as it stands, in steps of one sequence: corrects p at once."""
-        self._correct(off - on, slots, rates, 1, 1.0)
+    def compared(
+        self, offs: Sequence[float], ons: Sequence[float], slots: Sequence[int], rates: Sequence[float]
+    ) -> None:
+        """What the probe measured of the placement as it stands, in rounds of steps of one sequence.
+
+        It explains p at once where the rounds agree on who is faster, and else counts like any other comparison.
+        """
+        gains = [off - on for off, on in zip(offs, ons, strict=True)]
+        self._correct(statistics.median(gains), slots, rates, 1, 1.0 if _agree(gains) else SMOOTHING)
 
     def refer(self, reference: Reference, slots: Sequence[int], rates: Sequence[float]) -> bool:
         """What an open gate measured while it served, with hit rates of this moment; whether the gate changed.
@@ -90,6 +97,12 @@ class Judge:
         predicted = off_seconds(prices, self._layers, width) - on_seconds(prices, self._layers, slots, rates, width)
         pairs = zip(slots, self._layers, strict=True)
         correction.observe(predicted, measured, sum(0 < n < layer.n_expert for n, layer in pairs), weight)
+
+
+def _agree(gains: Sequence[float]) -> bool:
+    """Whether at most one in five says another sign."""
+    positive = sum(gain > 0 for gain in gains)
+    return min(positive, len(gains) - positive) * 5 <= len(gains)
 
 
 def _class(width: int) -> int:

@@ -208,12 +208,14 @@ class Correction:
     """p as serving shows it: the gain that was measured, off - on at the same place, against the predicted one.
 
     What is common to both, as a long context is, drops out. Each comparison moves p by a part of what would explain it;
-    p stays between 0 and what it was measured as plus T of an average layer, with which no partial layer pays.
+    p stays between 0 and the larger one of p and c as measured plus T of an average layer, with which no partial layer
+    pays.
     """
 
     def __init__(self, measured: Prices, layers: Sequence[LayerFacts]) -> None:
         self._measured = measured
-        self._most = measured.cpu_rate * sum(layer.picked() for layer in layers) / max(1, len(layers))
+        cpu = measured.cpu_rate * sum(layer.picked() for layer in layers) / max(1, len(layers))
+        self._most = max(0.0, measured.cold - measured.partial) + cpu
         self._extra = 0.0
 
     @property

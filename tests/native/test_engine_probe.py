@@ -157,8 +157,7 @@ def test_it_comes_to_prices_and_leaves_everything_as_it_was(bench: Bench, expert
     assert prices.cpu_rate > 0, "the CPU's chains take time"
     assert all(low <= high for low, high in intervals(measured.setup, measured.rounds).values())
     assert off_seconds(prices, measured.setup.layers) > 0
-    assert compared.off > 0
-    assert compared.on > 0
+    assert all(seconds > 0 for seconds in (*compared.offs, *compared.ons))
     assert compared.slots == [N_SLOTS] * N_LAYER
     assert all(0 <= rate <= 1 for rate in compared.hit_rates)
     assert any(0 < rate < 1 for rate in compared.hit_rates)
@@ -197,7 +196,7 @@ def test_where_residency_does_not_pay_the_gate_says_so(bench: Bench, experts: Re
     run(probe)
     (measured,), (compared,) = told.measured, told.comparisons
     judge = Judge(measured.prices(), measured.setup.layers)
-    judge.compared(compared.off, compared.on, compared.slots, compared.hit_rates)
+    judge.compared(compared.offs, compared.ons, compared.slots, compared.hit_rates)
     judge.review(compared.slots, [uniform(N_EXPERT)[N_SLOTS]] * N_LAYER)
     verdict = judge.gate.verdict
     assert verdict.state is State.CLOSED

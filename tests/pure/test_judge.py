@@ -58,9 +58,28 @@ def test_a_gate_that_waited_goes_on() -> None:
 def test_what_the_probe_measured_of_the_placement_is_believed() -> None:
     """As where both sides share one memory: prices promise more than comes."""
     judge = Judge(HOME, LAYERS)
-    judge.compared(0.050, 0.055, SLOTS, LOCAL)
+    judge.compared([0.050] * 3, [0.055] * 3, SLOTS, LOCAL)
     prices = judge.prices()
     assert off_seconds(prices, LAYERS) - on_seconds(prices, LAYERS, SLOTS, LOCAL) == pytest.approx(-0.005)
+    judge.review(SLOTS, LOCAL)
+    assert judge.gate.state is State.CLOSED
+
+
+@pytest.mark.parametrize(("n_other", "weight"), [(0, 1.0), (1, 1.0), (2, 0.25), (3, 0.25), (4, 1.0)])
+def test_rounds_that_disagree_count_less(n_other: int, weight: float) -> None:
+    judge = Judge(HOME, LAYERS)
+    ons = [0.049] * n_other + [0.0505] * (5 - n_other)
+    gain = -0.0005 if n_other <= 2 else 0.001
+    predicted = off_seconds(HOME, LAYERS) - on_seconds(HOME, LAYERS, SLOTS, LOCAL)
+    judge.compared([0.050] * 5, ons, SLOTS, LOCAL)
+    moved = judge.prices().partial - HOME.partial
+    assert moved == pytest.approx(weight * (predicted - gain) / 48)
+
+
+def test_chains_that_seemed_cheap_are_found_out() -> None:
+    """As where a small model's steps are too short to tell c from p."""
+    judge = Judge(replace(HOME, cold=900 * US), LAYERS)
+    judge.compared([0.050] * 3, [0.055] * 3, SLOTS, LOCAL)
     judge.review(SLOTS, LOCAL)
     assert judge.gate.state is State.CLOSED
 
@@ -95,7 +114,7 @@ def test_each_number_of_sequences_has_its_own_correction() -> None:
 
 def test_a_closed_gate_opens_for_the_hit_rates_that_slots_would_have() -> None:
     judge = Judge(HOME, LAYERS)
-    judge.compared(0.050, 0.0525, SLOTS, [0.05] * 48)
+    judge.compared([0.050] * 3, [0.0525] * 3, SLOTS, [0.05] * 48)
     judge.review(SLOTS, [0.05] * 48)
     assert judge.gate.state is State.CLOSED
     changes = [judge.review(SLOTS, LOCAL, tokens=64, now=0.2) for _ in range(8)]

@@ -239,6 +239,6 @@ class TestCorrection:
         correction = Correction(HOME, [LAYER] * 48)
         for predicted, measured, n_partial in shown:
             correction.observe(predicted, measured, n_partial)
-            assert 0 <= correction.prices.partial <= (110 + 620) * US + 1e-12
+            assert 0 <= correction.prices.partial <= (120 + 620) * US + 1e-12
         if not any(n for *_, n in shown):
             assert correction.prices == HOME
