@@ -9,10 +9,12 @@ import pytest
 import typer
 
 from daemon import config
+from daemon.api.info import view
 from daemon.api.routes import TABLE
 from daemon.messages import Allowance, ExpertDevice, ExpertLayer, Gate, HeatSummary, Residency
 from hotset_tools.cli import COMMANDS, make_app
 from hotset_tools.top.polling import KEY_VARIABLE
+from tests.fakes import make_fakes
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "config.toml", "patches/README.md")
@@ -75,6 +77,20 @@ def test_variables_and_keys_exist(page: Path) -> None:
     sections = "|".join(config.Config.model_fields)
     for key in names(page, rf"`((?:{sections})\.[a-z_]+)`"):
         assert key in config.keys() or (ROOT / "daemon" / key).exists(), f"{by_page(page)} names {key}"
+
+
+def metrics() -> set[str]:
+    """Names as /metrics has them."""
+    services = make_fakes().services
+    services.metrics.watch(lambda: view(services))
+    suffixes = {"counter": ["_total"], "gauge": [""], "info": ["_info"], "histogram": ["_bucket", "_sum", "_count"]}
+    return {f"{family.name}{end}" for family in services.metrics.registry.collect() for end in suffixes[family.type]}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_page)
+def test_metrics_exist(page: Path) -> None:
+    for name in names(page, r"\b(hotset_[a-z_]+)\b"):
+        assert name in metrics() or (ROOT / name).exists(), f"{by_page(page)} names {name}"
 
 
 def test_every_field_of_the_status_is_described() -> None:
