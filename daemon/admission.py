@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from daemon.errors import EngineFailed, ModelLoading, QueueFull
+import structlog
+
+from daemon.errors import EngineFailed, HotsetError, ModelLoading, QueueFull
 from daemon.messages import Cancel, Done, Failed, RequestEvent, Submit, Tokens
 
 _SMOOTHING = 0.2
 """Weight of the newest request in the running mean of their durations."""
+
+Again = Callable[[], Awaitable[Submit]]
+"""Makes a Submit anew for the engine and the vocabulary that are there now; raises a HotsetError where it cannot be."""
+
+log = structlog.get_logger("hotset.admission")
 
 
 class EnginePort(Protocol):
@@ -47,10 +55,13 @@ class Ticket:
     Belongs to the event loop; one reader.
     """
 
-    def __init__(self, submit: Submit, admission: Admission, client: str, now: float) -> None:
+    def __init__(self, submit: Submit, admission: Admission, client: str, again: Again | None) -> None:
         self.submit = submit
         self.client = client
-        self.arrived = now
+        self.again = again
+        self.arrived = admission.now()
+        self.load = admission.load
+        self.number = 0
         self.started: float | None = None
         self.over = False
         self._admission = admission
@@ -111,38 +122,48 @@ class Admission:
     ) -> None:
         self._engine, self._max_waiting, self._clock = engine, max_waiting, clock
         self._waiting: deque[Ticket] = deque()
+        self._anew: dict[Ticket, asyncio.Task[None]] = {}
         self._running: dict[str, Ticket] = {}
+        self._n_tickets = 0
         self._mean_seconds = 0.0
-        self._closing = False
-        self._idle = asyncio.Event()
+        self._closing = self._held = False
+        self.load = 0
+        """Which load the requests are made for that are submitted now."""
+        self._idle, self._none_runs = asyncio.Event(), asyncio.Event()
         self._idle.set()
+        self._none_runs.set()
 
-    def submit(self, submit: Submit, *, client: str = "") -> Ticket:
-        """Run it, or let it wait.
+    def submit(self, submit: Submit, *, client: str = "", again: Again | None = None) -> Ticket:
+        """Run it, or let it wait. `again` makes it anew when another load takes the place of the one it was made for.
 
         Raises:
-            ModelLoading: no engine is ready to take it, or the service is about to stop.
+            ModelLoading: no engine is ready to take it or to be waited for, or the service is about to stop.
             QueueFull: as many wait as may.
         """
-        if self._closing or not self._engine.capacity:
+        if self._closing or not (self._engine.capacity or self._held):
             raise ModelLoading("The model is not ready.", retry_after=self._engine.retry_after)
         if len(self._waiting) >= self._max_waiting() and not self._has_room():
             raise QueueFull("Too many requests are waiting.", retry_after=self._seconds_of_queue())
-        ticket = Ticket(submit, self, client, self._clock())
+        ticket = Ticket(submit, self, client, again)
+        self._n_tickets += 1
+        ticket.number = self._n_tickets
         self._waiting.append(ticket)
         self._idle.clear()
         self._pump()
         return ticket
+
+    def now(self) -> float:
+        """Seconds of its clock."""
+        return self._clock()
 
     def cancel(self, request_id: str) -> bool:
         """Cancel by id on behalf of someone else than its reader, who gets a `Done`; False: no such request."""
         if request_id in self._running:
             self._engine.send(Cancel(id=request_id))
             return True
-        for ticket in self._waiting:
+        for ticket in (*self._anew, *self._waiting):
             if ticket.id == request_id:
-                self._waiting.remove(ticket)
-                self._end(ticket, _cancelled(request_id))
+                self._forget(ticket)
                 return True
         return False
 
@@ -153,12 +174,13 @@ class Admission:
         if self._running.get(ticket.id) is ticket:
             if self._engine.capacity:
                 self._engine.send(Cancel(id=ticket.id))
-        elif ticket in self._waiting:
-            self._waiting.remove(ticket)
-            self._end(ticket, _cancelled(ticket.id))
+        else:
+            self._forget(ticket)
 
     def position(self, ticket: Ticket) -> int | None:
-        """0-based place in the queue."""
+        """0-based place in the queue; None once it runs or is over."""
+        if ticket in self._anew:
+            return 0
         return self._waiting.index(ticket) if ticket in self._waiting else None
 
     @property
@@ -168,7 +190,33 @@ class Admission:
 
     def statistics(self) -> AdmissionStatistics:
         """A picture of this moment."""
-        return AdmissionStatistics(len(self._running), len(self._waiting), self._max_waiting())
+        return AdmissionStatistics(len(self._running), len(self._anew) + len(self._waiting), self._max_waiting())
+
+    # -- called while one load takes the place of another
+
+    def hold(self) -> None:
+        """Start nothing until `release`, but take new requests, whether there is an engine or not."""
+        self._held = True
+
+    async def finish_running(self, seconds: float, why: str) -> int:
+        """Give what runs up to `seconds` to finish; returns how many had to be ended, with `why`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._none_runs.wait()
+        except TimeoutError:
+            n_late = len(self._running)
+            self.engine_lost(why)
+            return n_late
+        return 0
+
+    def renew(self) -> None:
+        """Another load: what waits now was made for the one before, and is made anew before it starts."""
+        self.load += 1
+
+    def release(self) -> None:
+        """Go on as before `hold`."""
+        self._held = False
+        self._pump()
 
     # -- called by the supervisor
 
@@ -179,6 +227,7 @@ class Admission:
     def engine_lost(self, why: str) -> None:
         """The engine is gone and with it everything that ran; what waits goes on waiting."""
         lost, self._running = list(self._running.values()), {}
+        self._none_runs.set()
         for ticket in lost:
             self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message=why))
 
@@ -195,6 +244,8 @@ class Admission:
             ticket.push(event)
             return
         del self._running[event.id]
+        if not self._running:
+            self._none_runs.set()
         self._learn(ticket)
         self._end(ticket, event)
         self._pump()
@@ -212,24 +263,66 @@ class Admission:
     # -- inside
 
     def _fail_waiting(self, why: str) -> None:
+        anew, self._anew = self._anew, {}
         waiting, self._waiting = list(self._waiting), deque()
-        for ticket in waiting:
+        for task in anew.values():
+            task.cancel()
+        for ticket in (*anew, *waiting):
             self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message=why))
 
     def _has_room(self) -> bool:
-        return not self._waiting and len(self._running) < self._engine.capacity
+        return not self._waiting and self._has_place()
+
+    def _has_place(self) -> bool:
+        """One that is made anew has its place already: it starts before those that came later."""
+        return not self._held and len(self._running) + len(self._anew) < self._engine.capacity
 
     def _pump(self) -> None:
-        while self._waiting and len(self._running) < self._engine.capacity:
+        while self._waiting and self._has_place():
             ticket = self._waiting.popleft()
+            if ticket.load != self.load:
+                self._anew[ticket] = asyncio.create_task(self._make_anew(ticket), name="request made anew")
+                continue
             ticket.started = self._clock()
             self._running[ticket.id] = ticket
+            self._none_runs.clear()
             self._engine.send(ticket.submit)
+
+    async def _make_anew(self, ticket: Ticket) -> None:
+        """Then it is first in line again; one that cannot be made ends with the reason."""
+        failed = None
+        try:
+            if ticket.again is None:
+                raise EngineFailed("The model was replaced while the request waited.")
+            ticket.submit = await ticket.again()
+            ticket.load = self.load
+        except HotsetError as error:
+            failed = Failed(id=ticket.id, code=error.code, message=error.message)
+        except Exception:
+            log.exception("a request could not be made anew", id=ticket.id)
+            failed = Failed(id=ticket.id, code=EngineFailed.code, message="The server failed while reading it again.")
+        del self._anew[ticket]
+        if failed is not None:
+            self._end(ticket, failed)
+        else:
+            bisect.insort(self._waiting, ticket, key=lambda one: one.number)
+        self._pump()
+
+    def _forget(self, ticket: Ticket) -> None:
+        """One that waits."""
+        if task := self._anew.pop(ticket, None):
+            task.cancel()
+        elif ticket in self._waiting:
+            self._waiting.remove(ticket)
+        else:
+            return
+        self._end(ticket, _cancelled(ticket.id))
+        self._pump()
 
     def _end(self, ticket: Ticket, event: RequestEvent) -> None:
         ticket.over = True
         ticket.push(event)
-        if not self._running and not self._waiting:
+        if not self._running and not self._waiting and not self._anew:
             self._idle.set()
 
     def _learn(self, ticket: Ticket) -> None:

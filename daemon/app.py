@@ -7,7 +7,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,11 @@ from daemon.admission import Admission
 from daemon.api.guard import KeyRing
 from daemon.api.server import make_app, make_runner
 from daemon.api.services import Services
+from daemon.config import Config
 from daemon.errors import HotsetError, ModelUnusable
+from daemon.exchange import Exchange
 from daemon.log import set_level
-from daemon.messages import Reload
+from daemon.messages import LoadStep, Reload
 from daemon.metrics import Metrics
 from daemon.model_files import load_command, model_path, template_path
 from daemon.native import cards
@@ -42,13 +44,35 @@ class AddressInUse(HotsetError):
     code = "address_unusable"
 
 
+class Pools:
+    """The text pool of `services`, and how others are made; see `daemon.exchange.Pools`."""
+
+    def __init__(self, config: Config) -> None:
+        self.current = self.make(config)
+        self.services: Services | None = None
+
+    def make(self, config: Config) -> TextPool:
+        text = config.text
+        return TextPool(
+            model_path(config),
+            workers=text.workers,
+            timeout=text.timeout_seconds,
+            memory_mib=text.memory_mib,
+            template_file=template_path(config),
+        )
+
+    def serve(self, pool: TextPool) -> None:
+        assert self.services is not None
+        self.current = self.services.pool = pool
+
+
 class Parts(NamedTuple):
     """What `build` made; `services` is the HTTP layer's view of the others."""
 
     services: Services
     supervisor: Supervisor
     admission: Admission
-    pool: TextPool
+    pools: Pools
 
 
 async def serve(path: Path | None, settings: Settings, stop: asyncio.Event, hangup: asyncio.Event) -> None:
@@ -63,12 +87,12 @@ async def serve(path: Path | None, settings: Settings, stop: asyncio.Event, hang
     async with (
         _listening(services) as address,
         _engine(parts.supervisor) as life,
-        _closing(parts.pool),
-        _reloading(reloader(path, settings, services), hangup),
+        _closing(parts.pools),
     ):
         log.info("listening on http://%s", address)
-        texts = asyncio.create_task(parts.pool.start(), name="text pool")
-        await _until(stop, life, parts.supervisor, texts)
+        async with _reloading(reloader(path, settings, services), exchange(parts), hangup):
+            texts = asyncio.create_task(parts.pools.current.start(), name="text pool")
+            await _until(stop, life, parts.supervisor, texts)
         seconds = services.config.http.shutdown_seconds
         log.info("stopping: running answers have %g s to finish", seconds)
         await parts.admission.drain(seconds)
@@ -85,45 +109,52 @@ def build(settings: Settings) -> Parts:
     )
     admission = Admission(supervisor, lambda: services.config.queue.max_waiting)
     supervisor.listener = admission
-    text = config.text
-    pool = TextPool(
-        model_path(config),
-        workers=text.workers,
-        timeout=text.timeout_seconds,
-        memory_mib=text.memory_mib,
-        template_file=template_path(config),
-    )
+    pools = Pools(config)
     keys = KeyRing(settings.api_keys)
-    services = Services(config, pool, admission, supervisor, metrics, __version__, keys, cards.read)
-    return Parts(services, supervisor, admission, pool)
+    services = pools.services = Services(
+        config, pools.current, admission, supervisor, metrics, __version__, keys, cards.read
+    )
+    return Parts(services, supervisor, admission, pools)
+
+
+def exchange(parts: Parts) -> Exchange:
+    """What carries out orders to load anew."""
+    seconds = lambda: parts.services.config.http.shutdown_seconds  # noqa: E731
+    return Exchange(parts.supervisor, parts.admission, parts.pools, seconds)
 
 
 def reloader(path: Path | None, settings: Settings, services: Services) -> Reloader:
     """What reads `path` again on behalf of `services`, which were built from `settings`."""
 
     def apply(new: Settings) -> None:
-        """The one place where live keys come into force: whoever needs another one asks `services.config` each time."""
+        """The one place where keys come into force: whoever needs another one asks `services.config` each time."""
         services.config = new.config
         services.keys.replace(new.api_keys)
         set_level(new.config.log.level)
 
     def report(outcome: Reload) -> None:
         services.reload = outcome
-        services.metrics.config_reloaded(outcome.result)
+        if outcome.load is None:
+            services.metrics.config_reloaded(outcome.result)
+        else:
+            services.metrics.config_loaded(outcome.load.result)
 
     return Reloader(path, settings, apply=apply, report=report)
 
 
 @contextlib.asynccontextmanager
-async def _reloading(reloader: Reloader, hangup: asyncio.Event) -> AsyncIterator[None]:
-    """The three ways to a reload: a file changed, SIGHUP, and `hotset reload`."""
+async def _reloading(reloader: Reloader, exchange: Exchange, hangup: asyncio.Event) -> AsyncIterator[None]:
+    """The three ways to a reload: a file changed, SIGHUP, and `hotset reload`. A load that is under way ends here."""
+
+    async def load(force: bool, say: Callable[[LoadStep], None]) -> Reload:
+        return await reloader.load(exchange.load, force=force, say=say)
 
     async def on_hangup() -> None:
         while await hangup.wait():
             hangup.clear()
             await reloader.reload("signal")
 
-    async with control.listening(lambda: reloader.reload("command")):
+    async with control.listening(lambda: reloader.reload("command"), load):
         watcher = Watcher(reloader.files, reloader.reload_if_changed)
         tasks = [asyncio.create_task(watcher.run(), name="watcher"), asyncio.create_task(on_hangup(), name="hangup")]
         for task in tasks:
@@ -178,11 +209,11 @@ async def _engine(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
 
 
 @contextlib.asynccontextmanager
-async def _closing(pool: TextPool) -> AsyncIterator[None]:
+async def _closing(pools: Pools) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await pool.close()
+        await pools.current.close()
 
 
 async def _until(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -244,9 +244,9 @@ def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     return result
 
 
-def merge(running: Config, wanted: Config) -> Config:
-    """`wanted` for the keys that are live, `running` for all others."""
-    new = {path: after for path, (_, after) in difference(running, wanted).items() if effect(path) is Effect.LIVE}
+def merge(running: Config, wanted: Config, effects: Collection[Effect] = (Effect.LIVE,)) -> Config:
+    """`wanted` for the keys with one of these effects, `running` for all others."""
+    new = {path: after for path, (_, after) in difference(running, wanted).items() if effect(path) in effects}
     return _replace(running, new)
 
 

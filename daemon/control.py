@@ -1,4 +1,4 @@
-"""A Unix socket for the operator of this service: who sends `RELOAD` is sent the result of a reload as JSON.
+"""A Unix socket for the operator of this service: who sends an order is sent what comes of it, a line of JSON each.
 
 It does not go through HTTP, because the address and the keys to call with may be the very thing that is to change.
 File permissions decide who may connect.
@@ -16,10 +16,15 @@ from pathlib import Path
 
 import structlog
 
-from daemon.messages import Reload
+from daemon.messages import LoadStep, Reload
 
 RELOAD = b"reload\n"
-"""The one order. To connect is none: `hotset reload` does that to learn who is there."""
+"""Read the configuration again; answered by a `Reload`. To connect is no order: `hotset reload` does that to learn who
+is there."""
+LOAD, LOAD_AGAIN = b"load\n", b"load again\n"
+"""The same and load what waits for it, or load in any case; answered by any number of `LoadStep`, then a `Reload`."""
+
+Load = Callable[[bool, Callable[[LoadStep], None]], Awaitable[Reload]]
 
 log = structlog.get_logger("hotset.config")
 
@@ -40,16 +45,23 @@ def socket_path(pid: int, environ: Mapping[str, str] = os.environ) -> Path:
 
 @contextlib.asynccontextmanager
 async def listening(
-    reload: Callable[[], Awaitable[Reload]], environ: Mapping[str, str] = os.environ
+    reload: Callable[[], Awaitable[Reload]], load: Load, environ: Mapping[str, str] = os.environ
 ) -> AsyncIterator[None]:
-    """Answer each order with the result of `reload`; without a socket the service goes on, and says so."""
+    """Answer each order with the result of `reload` or `load`; without a socket the service goes on, and says so.
+
+    An order is carried out to its end though the one who gave it leaves. `load` is told whether it was ordered in any
+    case, and where its steps go.
+    """
     answers = set[asyncio.Task[None]]()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(ConnectionError, ValueError):  # gone, or a line too long
-            if await reader.readline() == RELOAD:
-                writer.write((await reload()).model_dump_json().encode())
-                await writer.drain()
+            order = await reader.readline()
+            if order == RELOAD:
+                _say(writer, await reload())
+            elif order in (LOAD, LOAD_AGAIN):
+                _say(writer, await load(order == LOAD_AGAIN, lambda step: _say(writer, step)))
+            await writer.drain()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(answer(reader, writer), name="reload order")
@@ -73,6 +85,11 @@ async def listening(
             for task in answers:
                 task.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
+
+
+def _say(writer: asyncio.StreamWriter, message: Reload | LoadStep) -> None:
+    if not writer.is_closing():
+        writer.write(message.model_dump_json().encode() + b"\n")
 
 
 def _prepare(path: Path) -> None:

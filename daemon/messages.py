@@ -422,6 +422,30 @@ class Change(Message):
     new: str
 
 
+class LoadStep(Message):
+    """Where an order to load anew is: `running` answers are finished first while it drains; `progress` is that of the
+    engine that loads, 0 to 1."""
+
+    stage: Literal["text", "draining", "loading", "returning"]
+    running: int
+    waiting: int
+    progress: float
+
+
+class LoadResult(Message):
+    """What came of an order to load anew.
+
+    "nothing": no changed key needs it; "refused": not now; "failed": `reason` says why, and whether the engine of
+    before serves again. `cut_off` answers were ended because their time was up.
+    """
+
+    result: Literal["loaded", "nothing", "refused", "failed"]
+    reason: str = ""
+    loaded: list[Change] = []
+    cut_off: int = 0
+    seconds: float = 0.0
+
+
 class Reload(Message):
     """What came of reading the configuration again; `at` in seconds since 1970."""
 
@@ -429,11 +453,13 @@ class Reload(Message):
     at: float
     applied: list[Change] = []
     pending: list[Change] = []
-    """What the file says and the running service does not follow before it starts again."""
+    """What the file says and the running service does not follow before it loads anew or starts again."""
     shadowed: list[str] = []
     """Keys of the file that the environment overrides."""
     faults: list[tuple[str, str]] = []
     """Why it was rejected, as (key or empty, what is wrong)."""
+    load: LoadResult | None = None
+    """None where no new load was ordered, or where the file was rejected."""
 
 
 Report = Annotated[Loading | Ready | LoadFailed | Step | Snapshot, Field(discriminator="kind")]

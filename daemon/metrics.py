@@ -49,6 +49,9 @@ class Metrics:
         )
         for result in ("applied", "unchanged", "rejected"):
             self._reloads.labels(result)
+        self._loads = Counter("hotset_config_loads", "Orders to load anew.", ["result"], registry=registry)
+        for result in ("loaded", "nothing", "refused", "failed"):
+            self._loads.labels(result)
         self._reload_good = Gauge(
             "hotset_config_last_reload_successful",
             "0 when the file was rejected and the last good configuration stays in force.",
@@ -118,6 +121,10 @@ class Metrics:
         """The configuration was read again."""
         self._reloads.labels(result).inc()
         self._reload_good.set(result != "rejected")
+
+    def config_loaded(self, result: Literal["loaded", "nothing", "refused", "failed"]) -> None:
+        """An order to load anew is over."""
+        self._loads.labels(result).inc()
 
     def watch(self, view: Callable[[], View]) -> None:
         """Read gauges from `view` at every scrape."""

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +15,15 @@ import structlog
 from daemon import config, settings
 from daemon.config import Effect
 from daemon.errors import ConfigError
-from daemon.messages import Change, Reload
+from daemon.messages import Change, LoadResult, LoadStep, Reload
 from daemon.settings import Settings
 
 Cause = Literal["watcher", "signal", "command"]
+Say = Callable[[LoadStep], None]
+Exchange = Callable[[config.Config, Callable[[], None], Say], Awaitable[LoadResult]]
+"""`daemon.exchange.Exchange.load`."""
+NOW = (Effect.LIVE,)
+LOADED = (Effect.LIVE, Effect.NEXT_LOAD)
 
 log = structlog.get_logger("hotset.config")
 
@@ -37,16 +42,18 @@ def changes(running: Settings, wanted: Settings) -> list[Change]:
     return found
 
 
-def merge(running: Settings, wanted: Settings) -> Settings:
-    """What can be in force now: `wanted` for live keys, `running` for all others.
+def merge(running: Settings, wanted: Settings, effects: Collection[Effect] = NOW) -> Settings:
+    """What can be in force: `wanted` for keys with one of these effects, live among them, `running` for all others.
 
     Raises:
         ConfigError: the two do not go together, for example no API key while the old address is still listened on.
     """
-    merged = config.merge(running.config, wanted.config)
+    merged = config.merge(running.config, wanted.config, effects)
     problems = config.cross_checks(merged)
     if problems:
         beside = " (beside what stays in force until the service starts again)"
+        if Effect.NEXT_LOAD not in effects:
+            beside = " (beside what stays in force until `hotset reload --load` or the next start)"
         raise ConfigError([(key, what + beside) for key, what in problems])
     return Settings(merged, wanted.api_keys)
 
@@ -79,6 +86,7 @@ class Reloader:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._running, self._environ, self._clock = path, running, environ, clock
+        self._wanted = running
         self._apply, self._report = apply, report
         self._lock = asyncio.Lock()
         self._seen = _fingerprints(self.files())
@@ -106,20 +114,70 @@ class Reloader:
             if self._last is None or outcome.result != "rejected" or outcome.faults != self._last.faults:
                 self._tell("watcher", outcome)
 
-    async def _attempt(self) -> Reload:
+    async def load(self, exchange: Exchange, *, force: bool, say: Say) -> Reload:
+        """As `reload`; then `exchange` serves what waits for a new load. Without such a key only if `force`.
+
+        Other reloads go on meanwhile. Keys that were not loaded stay pending.
+        """
+        async with self._lock:
+            first = await self._attempt(ordered=True)
+            if first.result == "rejected":
+                return self._tell("command", first)
+            self._tell("command", first, ordered=True)
+            target = merge(self._running, self._wanted, LOADED)
+        keys = [change for change in first.pending if change.effect != Effect.RESTART.value]
+        if not keys and not force:
+            return self._loaded(first, LoadResult(result="nothing"))
+        result = await exchange(target.config, lambda: self._adopt(target, keys), say)
+        if result.result == "loaded":
+            result = result.model_copy(update={"loaded": keys})
+        return self._loaded(first, result)
+
+    def _adopt(self, target: Settings, keys: list[Change]) -> None:
+        """The new load is served. What is live may have changed again since it was ordered."""
+        withheld = any(change.effect == Effect.LIVE.value for change in keys)
+        merged = config.merge(self._running.config, target.config, LOADED if withheld else (Effect.NEXT_LOAD,))
+        self._running = Settings(merged, target.api_keys if withheld else self._running.api_keys)
+        self._apply(self._running)
+
+    def _loaded(self, first: Reload, result: LoadResult) -> Reload:
+        """What came of an order; `first` is what reading the file had given. Other readings may have come since."""
+        pending = changes(self._running, self._wanted)
+        ended = first.model_copy(update={"at": self._clock(), "pending": pending, "load": result})
+        if self._last is first or self._last is None:
+            self._last = ended
+        else:
+            newer = {} if self._last.result == "rejected" else {"pending": pending}
+            self._last = self._last.model_copy(update={"load": result} | newer)
+        self._tell_load(result)
+        self._report(self._last)
+        return ended
+
+    async def _attempt(self, *, ordered: bool = False) -> Reload:
         try:
             wanted, shadowed = await asyncio.to_thread(self._read)
-            merged = merge(self._running, wanted)
+            merged = self._at_once(wanted, ordered)
         except ConfigError as error:
             return Reload(result="rejected", at=self._clock(), faults=error.problems)
+        self._wanted = wanted
         found = changes(self._running, wanted)
-        applied = [change for change in found if change.effect == Effect.LIVE.value]
-        pending = [change for change in found if change.effect != Effect.LIVE.value]
+        applied = [one for one in found if one.effect == Effect.LIVE.value and merged is not self._running]
+        pending = [one for one in found if one not in applied]
         if applied:
             self._apply(merged)
             self._running = merged
         result: Literal["applied", "unchanged"] = "applied" if applied else "unchanged"
         return Reload(result=result, at=self._clock(), applied=applied, pending=pending, shadowed=shadowed)
+
+    def _at_once(self, wanted: Settings, ordered: bool) -> Settings:
+        """What is in force before any load; all as it was, where live keys go only with those that are loaded."""
+        if not ordered:
+            return merge(self._running, wanted)
+        merge(self._running, wanted, LOADED)  # raises before anything is in force
+        try:
+            return merge(self._running, wanted)
+        except ConfigError:
+            return self._running
 
     def _read(self) -> tuple[Settings, list[str]]:
         """What the files say; `_seen` is their state before they were read, so that later changes show."""
@@ -143,23 +201,36 @@ class Reloader:
             raise ConfigError([("", f"{self._path} is empty")])
         return settings.read(self._path, self._environ), config.shadowed(self._path, self._environ)
 
-    def _tell(self, cause: Cause, outcome: Reload) -> Reload:
+    def _tell(self, cause: Cause, outcome: Reload, *, ordered: bool = False) -> Reload:
         self._last = outcome
         for key, what in outcome.faults:
             log.error("config rejected, the last good one stays in force", key=key or None, fault=what, cause=cause)
         for change in outcome.applied:
             log.info("config changed", key=change.key, old=change.old, new=change.new, cause=cause)
         for change in outcome.pending:
-            log.warning(
-                "config change waits for the next start of the service",
-                key=change.key, effect=change.effect, running=change.old, file=change.new, cause=cause,
-            )  # fmt: skip
+            values = {"key": change.key, "running": change.old, "file": change.new, "cause": cause}
+            if change.effect == Effect.RESTART.value:
+                log.warning("config change waits for the next start of the service", **values)
+            elif ordered:
+                log.info("config change is ordered to be loaded", **values)
+            else:
+                log.warning("config change waits for hotset reload --load", **values)
         for key in outcome.shadowed:
             log.warning("config key of the file is not used: the environment overrides it", key=key, cause=cause)
         if outcome.result == "unchanged":
             log.info("config read again: nothing to apply", cause=cause)
         self._report(outcome)
         return outcome
+
+
+    def _tell_load(self, result: LoadResult) -> None:
+        values = {"seconds": round(result.seconds, 1), "cut_off": result.cut_off}
+        if result.result == "loaded":
+            log.info("new load is served", keys=[change.key for change in result.loaded], **values)
+        elif result.result == "nothing":
+            log.info("nothing to load: no changed key waits for a new load")
+        else:
+            log.error(f"new load {result.result}", reason=result.reason, **values)
 
 
 def _is_blank(path: Path) -> bool:

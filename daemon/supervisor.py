@@ -32,13 +32,11 @@ from daemon.messages import (
     Snapshot,
     Step,
 )
+from daemon.replacement import HOPELESS_LIVES, Replacement
 
 State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
-RestartReason = Literal["start", "load", "hang", "signal", "exit"]
-
-HOPELESS_LIVES = 3
-"""Engines in a row that died before they were ready, after which nobody is left waiting for the next."""
+RestartReason = Literal["start", "load", "hang", "signal", "exit", "reload"]
 
 LONG_LIFE_SECONDS = 60.0
 """An engine that was ready for this long did not die of its start; the next delay begins small again."""
@@ -127,8 +125,8 @@ class _Link(asyncio.Protocol):
 class Supervisor:
     """Keeps one engine alive until `stop`. Belongs to the event loop.
 
-    `state` is "loading" until the first engine is ready, "restarting" between engines, "failed" when the first load
-    cannot succeed; `reason` says why it is not "ready".
+    `state` is "loading" until the first engine is ready and while another one is put in its place by order,
+    "restarting" between engines, "failed" when the first load cannot succeed; `reason` says why it is not "ready".
     """
 
     def __init__(
@@ -164,13 +162,16 @@ class Supervisor:
         self._hung = False
         self._n_still_born = 0
         self._kind: RestartReason = "exit"
+        self._listens = False
+        self._replacement: Replacement | None = None
+        self._hurry = asyncio.Event()
 
     # -- what admission sees
 
     @property
     def capacity(self) -> int:
         """Sequences that may run together; 0 while no engine is ready."""
-        return self.info.max_sequences if self.state == "ready" and self.info else 0
+        return self.info.max_sequences if self._listens and self.info else 0
 
     @property
     def retry_after(self) -> int:
@@ -194,18 +195,36 @@ class Supervisor:
         """Start engines until cancelled, or until the first load turns out to be hopeless."""
         while True:
             why = await self._one_life()
-            if self.state == "loading" and self._load_failed and self._load_failed.fatal:
+            if self.info is None and self._load_failed and self._load_failed.fatal:
                 self._change("failed", why)
                 self.settled.set()
                 return
             self.restarts += 1
             self._restarted(self._kind)
-            log.error("engine ended: %s; starting another one", why)
-            await asyncio.sleep(self._next_delay())
+            if not self._at_once(why):
+                log.error("engine ended: %s; starting another one", why)
+                await self._pause(self._next_delay())
 
     async def stop(self, seconds: float = 5.0) -> None:
         """Ask the engine to end, and kill it if it has not within `seconds`."""
         self._change("stopped", "the service is stopping")
+        self._listens = False
+        await self._end(seconds)
+
+    def expect(self, why: str) -> None:
+        """Another engine is going to be put in the place of the one that runs: `state` and `reason` say so already."""
+        self.progress = 0.0
+        self._change("loading", why)
+
+    async def replace(self, replacement: Replacement, seconds: float = 5.0) -> None:
+        """End the engine, as `stop` does, and see `replacement` through, whose `outcome` tells how it went."""
+        self.expect("the engine is being replaced by order")
+        self._replacement = replacement
+        self._listens = False
+        self._hurry.set()
+        await self._end(seconds)
+
+    async def _end(self, seconds: float) -> None:
         process = self._process
         if process is None:
             return
@@ -218,6 +237,24 @@ class Supervisor:
                 process.kill()
             await process.wait()
 
+    def _at_once(self, why: str) -> bool:
+        """Whether the next engine is started without a delay, because of an order."""
+        if self._replacement is None:
+            return False
+        step = self._replacement.ended(why, refused=self._load_failed is not None)
+        if step == "return":
+            log.error("the new load failed: %s; going back to the one before", why)
+            self._n_still_born = 0
+            self._change("restarting", f"the new load failed: {why}")
+        return step != "again"
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep; an order to replace the engine wakes it."""
+        self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+
     async def _one_life(self) -> str:
         """Start one engine and see it through; returns why it ended."""
         self._load_failed, self._hung, self._ready_at = None, False, 0.0
@@ -226,6 +263,7 @@ class Supervisor:
             process = self._process = await self._spawn()
         except OSError as error:
             why, self._kind = f"it could not be started: {error.strerror}", "start"
+            self._next_load()
             self._lost(why)
             return why
         watchers = [asyncio.create_task(self._read_stderr(process)), asyncio.create_task(self._watch(process))]
@@ -264,8 +302,13 @@ class Supervisor:
         self._spawned = self._heard = self._clock()
         loop = asyncio.get_running_loop()
         _, self._link = await loop.create_connection(lambda: _Link(self._on_body, self._on_close), sock=ours)
-        self._link.send(self._spec())
+        self.progress = 0.0
+        self._link.send(self._next_load())
         return process
+
+    def _next_load(self) -> Load:
+        before = self._spec()
+        return before if self._replacement is None else self._replacement.begin(before)
 
     def _close_link(self) -> None:
         if self._link is not None and self._link.transport is not None:
@@ -313,8 +356,10 @@ class Supervisor:
 
     def _on_close(self) -> None:
         """The socket closes before the process is reaped: what comes in between must wait, not be sent."""
-        if self.state == "ready":
-            self._change("restarting", "the engine closed its end")
+        if self._listens:
+            self._listens = False
+            if self.state == "ready":
+                self._change("restarting", "the engine closed its end")
 
     def _on_step(self, step: Step) -> None:
         if step.snapshot is not None:
@@ -326,12 +371,18 @@ class Supervisor:
                 self.listener.deliver(event)
 
     def _on_ready(self, info: ModelInfo) -> None:
+        if self._replacement is not None and not self._replacement.begun:
+            return  # it has been told to end
         self.info, self.progress = info, 1.0
         self._ready_at = self._clock()
         self.load_seconds = self._ready_at - self._spawned
         for warning in info.warnings:
             log.warning("%s", warning)
         log.info("engine ready in %.1f s: %s", self.load_seconds, info.description)
+        self._listens = self.state != "stopped"
+        if self._replacement is not None:
+            self._replacement.ready()
+            self._replacement = None
         self._change("ready", "")
         self.settled.set()
         if self.listener is not None:
@@ -352,6 +403,7 @@ class Supervisor:
             self.state, self.reason = state, reason
 
     def _lost(self, why: str) -> None:
+        self._listens = False
         if self.state == "ready":
             self._change("restarting", why)
         self.reason = why if self.state != "stopped" else self.reason
@@ -360,10 +412,21 @@ class Supervisor:
         if self.listener is not None:
             self.listener.engine_lost(f"The engine ended: {why}.")
             if self._n_still_born >= HOPELESS_LIVES or (self._load_failed is not None and self._load_failed.fatal):
-                self.listener.engine_unlikely(f"The engine cannot be started: {why}.")
+                self._tell_unlikely(self.listener, why)
+
+    def _tell_unlikely(self, listener: Listener, why: str) -> None:
+        """A new load that fails is no reason: the one of before is tried after it."""
+        if self._replacement is not None:
+            if self._replacement.trying:
+                return
+            self._replacement.hopeless(why)
+            self._replacement = None
+        listener.engine_unlikely(f"The engine cannot be started: {why}.")
 
     def _why(self, code: int) -> tuple[str, RestartReason]:
         """Why the engine ended, in words and as a metric's label."""
+        if self._replacement is not None and not self._replacement.begun:
+            return "another one takes its place by order", "reload"
         if self._load_failed is not None:
             return self._load_failed.message, "load"
         if self._hung:

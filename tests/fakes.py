@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,9 +72,13 @@ class RecordingMetrics(Metrics):
 
 
 class FakePool:
-    """A vocabulary of the 256 bytes, BOS and EOS; a chat is written as role: content lines. Records every chat."""
+    """A vocabulary of the 256 bytes, BOS and EOS; a chat is written as role: content lines. Records every chat.
 
-    def __init__(self) -> None:
+    Another `vocabulary` has other ids: those of the bytes from the last to the first.
+    """
+
+    def __init__(self, vocabulary: str = "bytes", template: str = "{{ messages }}") -> None:
+        self.vocabulary = vocabulary
         self.info = VocabInfo(
             n_vocab=N_VOCAB,
             bos=BOS,
@@ -83,8 +87,10 @@ class FakePool:
             add_eos=False,
             bos_token="<s>",
             eos_token="</s>",
-            chat_template="{{ messages }}",
+            chat_template=template,
             vocab_type="bpe",
+            model=vocabulary,
+            vocabulary=vocabulary,
         )
         self.chats: list[ChatPrompt] = []
         self.tokenized: list[tuple[str, bool, bool]] = []
@@ -94,7 +100,11 @@ class FakePool:
 
     async def chat(self, chat: ChatPrompt) -> Prompt:
         text = await self.render(chat)
-        return Prompt(tokens=list(text.encode()), text=text)
+        return Prompt(tokens=self.ids(text), text=text)
+
+    def ids(self, text: str) -> list[int]:
+        """The text's tokens."""
+        return [byte if self.vocabulary == "bytes" else BOS - 1 - byte for byte in text.encode()]
 
     async def render(self, chat: ChatPrompt) -> str:
         self.chats.append(chat)
@@ -108,7 +118,7 @@ class FakePool:
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         self.tokenized.append((text, add_special, parse_special))
-        return list(text.encode())
+        return self.ids(text)
 
     async def pieces(self, tokens: list[int]) -> list[bytes]:
         if any(token >= N_VOCAB for token in tokens):
@@ -196,16 +206,20 @@ class FakeAdmission:
         self.position: int | None = None
         self.submits: list[Submit] = []
         self.clients: list[str] = []
+        self.agains: list[Callable[[], Awaitable[Submit]] | None] = []
         self.tickets: list[FakeTicket] = []
         self.asked_to_cancel: list[str] = []
         self._signal = Signal()
 
-    def submit(self, submit: Submit, *, client: str = "") -> FakeTicket:
+    def submit(
+        self, submit: Submit, *, client: str = "", again: Callable[[], Awaitable[Submit]] | None = None
+    ) -> FakeTicket:
         if self.error is not None and len(self.submits) >= self.error_after:
             raise self.error
         ticket = FakeTicket(submit, self.script(submit), self.position)
         self.submits.append(submit)
         self.clients.append(client)
+        self.agains.append(again)
         self.tickets.append(ticket)
         self._signal.notify()
         return ticket
@@ -221,6 +235,12 @@ class FakeAdmission:
         live = [ticket for ticket in self.tickets if not ticket.over]
         waiting = sum(ticket.position is not None for ticket in live)
         return FakeStatistics(running=len(live) - waiting, waiting=waiting, max_waiting=64)
+
+    async def make_anew(self, index: int = 0) -> Submit:
+        """What becomes of a Submit when another model is served before it has started."""
+        again = self.agains[index]
+        assert again is not None
+        return await again()
 
     async def ticket(self, index: int = 0) -> FakeTicket:
         """The ticket with this index, as soon as it exists."""

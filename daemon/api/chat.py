@@ -8,14 +8,17 @@ from aiohttp import web
 
 from daemon.api.context import read_body, services_of
 from daemon.api.delivery import deliver_stream, deliver_whole, submit
-from daemon.api.names import check_model, loaded, served_name
-from daemon.api.plan import Source, plan
+from daemon.api.draft import Draft, Read
+from daemon.api.names import check_model, served_name
+from daemon.api.plan import Planned, Source, plan
 from daemon.api.record import current_record
 from daemon.api.refused import refuse_fields, refuse_tools
-from daemon.api.sampling import read_sampling
+from daemon.api.sampling import names_tokens, read_sampling
 from daemon.api.schema import ChatFields, ChatRequest
+from daemon.api.services import TextPool
 from daemon.api.shapes import ChatStream, Head, chat_body
 from daemon.errors import BadRequest, Unsupported
+from daemon.messages import ModelInfo
 from daemon.prompt.pool import TEMPLATE_KWARGS, ChatPrompt
 
 
@@ -27,16 +30,19 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     refuse_fields(data)
     chat = chat_prompt(body, data)
     logprobs = _logprobs(body)
-    info = loaded(services)
-    sampling = await read_sampling(body, services.config.sampling, services.pool, info.n_vocab)
-    prompt = await services.pool.chat(chat)
     record = current_record()
-    planned = plan(
-        record.id, [Source(prompt.tokens)], body, sampling, info, param="messages", n=body.n, logprobs=logprobs
-    )
-    answers = submit(planned, services, record.client)
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    head = Head(record.id, kind, served_name(services), info.build)
+    head = Head(record.id, "chat.completion.chunk" if body.stream else "chat.completion")
+
+    async def read(pool: TextPool, info: ModelInfo) -> Read:
+        sampling = await read_sampling(body, services.config.sampling, pool, info.n_vocab)
+        return Read([Source((await pool.chat(chat)).tokens)], sampling)
+
+    def planned(read: Read, info: ModelInfo) -> list[Planned]:
+        head.name_model(served_name(services), info.build)
+        return plan(record.id, read.sources, body, read.sampling, info, param="messages", n=body.n, logprobs=logprobs)
+
+    draft = Draft(services, read, planned, names_tokens=names_tokens(body.logit_bias))
+    answers = await submit(draft, services, record.client)
     if body.stream:
         return await deliver_stream(request, answers, ChatStream(head, body.stream_options.include_usage), services)
     return await deliver_whole(request, answers, lambda collected: chat_body(head, collected))

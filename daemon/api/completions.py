@@ -9,15 +9,17 @@ from aiohttp import web
 
 from daemon.api.context import read_body, services_of
 from daemon.api.delivery import deliver_stream, deliver_whole, submit
-from daemon.api.names import check_model, loaded, served_name
-from daemon.api.plan import MAX_ANSWERS, Source, check_tokens, plan
+from daemon.api.draft import Draft, Read
+from daemon.api.names import check_model, served_name
+from daemon.api.plan import MAX_ANSWERS, Planned, Source, check_tokens, plan
 from daemon.api.record import current_record
 from daemon.api.refused import refuse_fields, unsupported
-from daemon.api.sampling import read_sampling
+from daemon.api.sampling import names_tokens, read_sampling
 from daemon.api.schema import CompletionRequest
 from daemon.api.services import TextPool
 from daemon.api.shapes import CompletionStream, Head, completion_body
 from daemon.errors import BadRequest
+from daemon.messages import ModelInfo
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -27,13 +29,21 @@ async def completions(request: web.Request) -> web.StreamResponse:
     check_model(body.model, services)
     refuse_fields(data)
     _refuse_combinations(body)
-    info = loaded(services)
-    sampling = await read_sampling(body, services.config.sampling, services.pool, info.n_vocab)
-    sources = await _sources(body, services.pool, info.n_vocab)
     record = current_record()
-    planned = plan(record.id, sources, body, sampling, info, param="prompt", n=body.n, logprobs=body.logprobs)
-    answers = submit(planned, services, record.client)
-    head = Head(record.id, "text_completion", served_name(services), info.build)
+    head = Head(record.id, "text_completion")
+
+    async def read(pool: TextPool, info: ModelInfo) -> Read:
+        sampling = await read_sampling(body, services.config.sampling, pool, info.n_vocab)
+        return Read(await _sources(body, pool, info.n_vocab), sampling)
+
+    def planned(read: Read, info: ModelInfo) -> list[Planned]:
+        head.name_model(served_name(services), info.build)
+        return plan(
+            record.id, read.sources, body, read.sampling, info, param="prompt", n=body.n, logprobs=body.logprobs
+        )
+
+    ids = names_tokens(body.logit_bias) or any(isinstance(prompt, list) for prompt in _prompts(body))
+    answers = await submit(Draft(services, read, planned, names_tokens=ids), services, record.client)
     if body.stream:
         shape = CompletionStream(head, body.stream_options.include_usage, echo=body.echo)
         return await deliver_stream(request, answers, shape, services)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
 from aiohttp import web
 
 from daemon.api.answer import Answer, follow_all
+from daemon.api.draft import Draft
 from daemon.api.errors import error_object
 from daemon.api.outlet import Outlet, StreamShape, merge
-from daemon.api.plan import Planned
 from daemon.api.record import RequestRecord, current_record
 from daemon.api.services import Services
 from daemon.api.sse import EventStream, event
 from daemon.errors import HotsetError
-from daemon.messages import Done, Tokens
+from daemon.messages import Done, Submit, Tokens
 
 log = structlog.get_logger("hotset.api")
 
@@ -33,16 +33,26 @@ class Collected:
         self.tokens = merge([*parts, Tokens(id=done.id, tokens=[], text=done.text)])
 
 
-def submit(planned: list[Planned], services: Services, client: str) -> list[Answer]:
+async def submit(draft: Draft, services: Services, client: str) -> list[Answer]:
     """Queue all answers, or none.
 
     Raises:
         QueueFull, ModelLoading: from admission.
+        HotsetError: from the draft.
     """
     answers: list[Answer] = []
+
+    def again(index: int) -> Callable[[], Awaitable[Submit]]:
+        async def submit() -> Submit:
+            answers[index].planned = (await draft.planned())[index]
+            return answers[index].planned.submit
+
+        return submit
+
     try:
-        for index, item in enumerate(planned):
-            ticket = services.admission.submit(item.submit, client=client)
+        # Nothing may be awaited between the two: the tokens are those of the model that is served now.
+        for index, item in enumerate(await draft.planned()):
+            ticket = services.admission.submit(item.submit, client=client, again=again(index))
             answers.append(Answer(index, item, ticket, services.metrics))
     except HotsetError:
         for answer in answers:

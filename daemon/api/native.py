@@ -10,12 +10,13 @@ from daemon.api.chat import chat_prompt
 from daemon.api.completions import prompt_tokens
 from daemon.api.context import read_body, services_of
 from daemon.api.delivery import deliver_stream, deliver_whole, submit
-from daemon.api.names import check_model, loaded, served_name, vocabulary
+from daemon.api.draft import Draft, Read, ask_pool
+from daemon.api.names import check_model, served_name, vocabulary
 from daemon.api.native_shapes import NativeStream, Settings, native_body
-from daemon.api.plan import MAX_ANSWERS, Source, check_tokens, plan
+from daemon.api.plan import MAX_ANSWERS, Planned, Source, check_tokens, plan
 from daemon.api.record import current_record
 from daemon.api.refused import refuse_fields, unsupported
-from daemon.api.sampling import read_sampling
+from daemon.api.sampling import names_tokens, read_sampling
 from daemon.api.schema import (
     ChatFields,
     DetokenizeRequest,
@@ -38,19 +39,24 @@ async def completion(request: web.Request) -> web.StreamResponse:
     body, data = await read_body(request, NativeRequest)
     check_model(body.model, services)
     refuse_fields(data)
-    info = loaded(services)
-    sampling = await read_sampling(body, services.config.sampling, services.pool, info.n_vocab)
-    _refuse_long(body.prompt, info)
-    prompts = _prompts(body)
-    sources = [await _source(prompt, services.pool, info) for prompt in prompts]
     record = current_record()
     logprobs = body.n_probs if body.n_probs > 0 else None
-    planned = plan(record.id, sources, body, sampling, info, param="prompt", logprobs=logprobs)
-    answers = submit(planned, services, record.client)
-    settings = Settings(model=served_name(services), stream=body.stream, n_probs=body.n_probs, n_ctx=info.n_ctx)
+    settings = Settings(stream=body.stream, n_probs=body.n_probs)
+
+    async def read(pool: TextPool, info: ModelInfo) -> Read:
+        sampling = await read_sampling(body, services.config.sampling, pool, info.n_vocab)
+        _refuse_long(body.prompt, info)
+        return Read([await _source(prompt, pool, info) for prompt in _prompts(body)], sampling)
+
+    def planned(read: Read, info: ModelInfo) -> list[Planned]:
+        settings.model, settings.n_ctx = served_name(services), info.n_ctx
+        return plan(record.id, read.sources, body, read.sampling, info, param="prompt", logprobs=logprobs)
+
+    draft = Draft(services, read, planned, names_tokens=names_tokens(body.logit_bias) or _has_ids(body.prompt))
+    answers = await submit(draft, services, record.client)
     if body.stream:
         return await deliver_stream(request, answers, NativeStream(settings), services)
-    single = len(prompts) == 1 and not _is_several(body)
+    single = len(answers) == 1 and not _is_several(body)
 
     def build(collected: list[Any]) -> Any:
         bodies = [native_body(item, settings, return_tokens=body.return_tokens) for item in collected]
@@ -61,16 +67,8 @@ async def completion(request: web.Request) -> web.StreamResponse:
 
 async def tokenize(request: web.Request) -> web.Response:
     """POST /tokenize: ids, or ids with their pieces (a list of bytes where a piece is no UTF-8)."""
-    pool = services_of(request).pool
     body, _ = await read_body(request, TokenizeRequest)
-    tokens = await pool.tokenize(body.content, add_special=body.add_special, parse_special=body.parse_special)
-    if not body.with_pieces:
-        return web.json_response({"tokens": tokens})
-    if len(tokens) > MAX_PIECES:
-        raise BadRequest(f"Pieces are shown for {MAX_PIECES} tokens at most; these are {len(tokens)}.", param="content")
-    pieces = await pool.pieces(tokens)
-    items = [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
-    return web.json_response({"tokens": items})
+    return web.json_response({"tokens": await ask_pool(services_of(request), lambda pool: _tokens(body, pool))})
 
 
 async def detokenize(request: web.Request) -> web.Response:
@@ -78,13 +76,24 @@ async def detokenize(request: web.Request) -> web.Response:
     services = services_of(request)
     body, _ = await read_body(request, DetokenizeRequest)
     check_tokens(body.tokens, vocabulary(services).n_vocab, "tokens")
-    return web.json_response({"content": await services.pool.detokenize(body.tokens)})
+    return web.json_response({"content": await ask_pool(services, lambda pool: pool.detokenize(body.tokens))})
 
 
 async def apply_template(request: web.Request) -> web.Response:
     """POST /apply-template: the text that a chat becomes, without running it."""
     body, data = await read_body(request, ChatFields)
-    return web.json_response({"prompt": await services_of(request).pool.render(chat_prompt(body, data))})
+    chat = chat_prompt(body, data)
+    return web.json_response({"prompt": await ask_pool(services_of(request), lambda pool: pool.render(chat))})
+
+
+async def _tokens(body: TokenizeRequest, pool: TextPool) -> list[Any]:
+    tokens = await pool.tokenize(body.content, add_special=body.add_special, parse_special=body.parse_special)
+    if not body.with_pieces:
+        return tokens
+    if len(tokens) > MAX_PIECES:
+        raise BadRequest(f"Pieces are shown for {MAX_PIECES} tokens at most; these are {len(tokens)}.", param="content")
+    pieces = await pool.pieces(tokens)
+    return [{"id": token, "piece": _piece(piece)} for token, piece in zip(tokens, pieces, strict=True)]
 
 
 def _piece(piece: bytes) -> str | list[int]:
@@ -100,6 +109,11 @@ def _is_several(body: NativeRequest) -> bool:
     if not isinstance(prompt, list):
         return False
     return any(isinstance(part, list | PromptObject) for part in prompt) or all(isinstance(p, str) for p in prompt)
+
+
+def _has_ids(prompt: Any) -> bool:
+    """Whether a token id is in it, at any depth."""
+    return isinstance(prompt, int) or (isinstance(prompt, list) and any(_has_ids(part) for part in prompt))
 
 
 def _prompts(body: NativeRequest) -> list[NativePrompt]:

@@ -16,14 +16,14 @@ from daemon.messages import Done, Sampling, SlotState, Submit, Tokens
 RANDOM_SEED = 2**32 - 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    """What `generation_settings` says beyond the samplers."""
+    """What `generation_settings` says beyond the samplers; `model` and `n_ctx` are those of the model that answers."""
 
-    model: str
     stream: bool
     n_probs: int
-    n_ctx: int
+    model: str = ""
+    n_ctx: int = 0
 
 
 def sampling_settings(sampling: Sampling) -> dict[str, Any]:

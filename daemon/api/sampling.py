@@ -58,6 +58,11 @@ async def read_logit_bias(given: LogitBias, pool: TextPool, n_vocab: int) -> tup
     return tuple(result.items())
 
 
+def names_tokens(given: LogitBias | None) -> bool:
+    """Whether a token is named by its id."""
+    return any(isinstance(key, int) for key, _ in _pairs(given or []))
+
+
 def _pairs(given: LogitBias) -> list[tuple[int | str, object]]:
     if isinstance(given, dict):
         return [(int(key) if key.isascii() and key.isdigit() and len(key) < 12 else key, v) for key, v in given.items()]

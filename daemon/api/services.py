@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -48,8 +48,10 @@ class Queueing(Protocol):
 class Admission(Protocol):
     """The bounded queue before the engine."""
 
-    def submit(self, submit: Submit, *, client: str = "") -> Ticket:
-        """Queue one answer.
+    def submit(
+        self, submit: Submit, *, client: str = "", again: Callable[[], Awaitable[Submit]] | None = None
+    ) -> Ticket:
+        """Queue one answer; `again` makes it anew for another model that is served before it has started.
 
         Raises:
             QueueFull: no room.

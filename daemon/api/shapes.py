@@ -20,17 +20,20 @@ def dump(value: Any) -> str:
 
 
 class Head:
-    """The fields that every object of one response repeats."""
+    """The fields that every object of one response repeats; `text` is how a chunk begins."""
 
-    def __init__(self, request_id: str, kind: str, model: str, fingerprint: str, created: int | None = None) -> None:
+    def __init__(self, request_id: str, kind: str, created: int | None = None) -> None:
         prefix = "chatcmpl" if kind.startswith("chat") else "cmpl"
-        self.fields = {
+        self.fields: dict[str, Any] = {
             "id": f"{prefix}-{request_id}",
             "object": kind,
             "created": int(time.time()) if created is None else created,
-            "model": model,
-            "system_fingerprint": fingerprint,
         }
+        self.text = ""
+
+    def name_model(self, model: str, fingerprint: str) -> None:
+        """Say which model answers; another one, when it was replaced while the request waited."""
+        self.fields |= {"model": model, "system_fingerprint": fingerprint}
         self.text = "data: " + dump(self.fields)[:-1] + ',"choices":['
 
 
@@ -38,7 +41,7 @@ class ChatStream:
     """Chunks of /v1/chat/completions."""
 
     def __init__(self, head: Head, include_usage: bool) -> None:
-        self._head = head.text
+        self._head = head
         self._include_usage = include_usage
 
     def opening(self, answer: Answer) -> bytes:
@@ -59,11 +62,11 @@ class ChatStream:
 
     def closing(self, answers: list[Answer]) -> bytes:
         """Usage where it was asked for, then the end mark."""
-        return _usage_chunk(self._head, answers) + DONE if self._include_usage else DONE
+        return _usage_chunk(self._head.text, answers) + DONE if self._include_usage else DONE
 
     def _chunk(self, answer: Answer, delta: str, logprobs: str, reason: str, extra: str) -> bytes:
         return (
-            f'{self._head}{{"index":{answer.index},"delta":{delta},"logprobs":{logprobs},'
+            f'{self._head.text}{{"index":{answer.index},"delta":{delta},"logprobs":{logprobs},'
             f'"finish_reason":{reason}}}]{extra}}}\n\n'
         ).encode()
 
@@ -72,7 +75,7 @@ class CompletionStream:
     """Chunks of /v1/completions."""
 
     def __init__(self, head: Head, include_usage: bool, *, echo: bool) -> None:
-        self._head = head.text
+        self._head = head
         self._include_usage = include_usage
         self._echo = echo
         self._offsets: dict[Answer, int] = {}
@@ -95,7 +98,7 @@ class CompletionStream:
 
     def closing(self, answers: list[Answer]) -> bytes:
         """Usage where it was asked for, then the end mark."""
-        return _usage_chunk(self._head, answers) + DONE if self._include_usage else DONE
+        return _usage_chunk(self._head.text, answers) + DONE if self._include_usage else DONE
 
     def _logprobs(self, answer: Answer, tokens: Tokens) -> str:
         if not tokens.logprobs:
@@ -106,7 +109,7 @@ class CompletionStream:
 
     def _chunk(self, answer: Answer, text: str, logprobs: str, reason: str, extra: str) -> bytes:
         return (
-            f'{self._head}{{"index":{answer.index},"text":{quote(text)},"logprobs":{logprobs},'
+            f'{self._head.text}{{"index":{answer.index},"text":{quote(text)},"logprobs":{logprobs},'
             f'"finish_reason":{reason}}}]{extra}}}\n\n'
         ).encode()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.native.gguf_facts import ExpertTensor, LayerFacts, ModelFacts, collect
-from daemon.native.gguf_fingerprint import fingerprint
+from daemon.native.gguf_fingerprint import fingerprint, vocabulary
 from daemon.native.gguf_metadata import Metadata
 from daemon.native.gguf_parts import read_parts
 from daemon.native.gguf_reader import Head
@@ -35,6 +35,8 @@ class GgufFile:
     parts: tuple[Part, ...]
     facts: ModelFacts
     fingerprint: str
+    vocabulary: str
+    """The same where token ids mean the same."""
 
     @property
     def architecture(self) -> str:
@@ -60,6 +62,7 @@ def check(path: Path) -> GgufFile:
         parts=tuple(Part(head.path, head.size) for head in heads),
         facts=_facts(heads),
         fingerprint=fingerprint(heads),
+        vocabulary=vocabulary(heads[0]),
     )
 
 

@@ -1,4 +1,4 @@
-"""A model's fingerprint: the same for the same model wherever it lies and however it is split."""
+"""A model's fingerprint: the same for the same model wherever it lies and however it is split; and its vocabulary's."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def fingerprint(heads: Iterable[Head]) -> str:
     samples = [(tensor.name, _line(tensor) + sample) for head in heads for tensor, sample in _samples(head)]
     for _, sample in sorted(samples):
         digest.update(sample)
+    return digest.hexdigest()
+
+
+def vocabulary(head: Head) -> str:
+    """SHA-256, in hex, over the tokens and how texts become them: where it is the same, token ids mean the same.
+
+    Chat templates are left out. `head` is that of the first part.
+    """
+    digest = hashlib.sha256(_FORMAT)
+    for key, value in sorted(head.metadata.items()):
+        if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template"):
+            for part in (key.encode(), value.type_name.encode(), value.raw):
+                digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 
 

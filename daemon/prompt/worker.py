@@ -49,6 +49,10 @@ class VocabInfo(Message):
     chat_template: str
     vocab_type: str
     template_error: str = ""
+    model: str = ""
+    """Fingerprint of the model that it is from."""
+    vocabulary: str = ""
+    """The same where token ids mean the same."""
 
 
 class _TimeUp(BaseException):
@@ -111,7 +115,7 @@ def open_vocab(model: Path, template_source: str | None, timeout: float, memory_
         ModelUnusable: as `gguf_check.check` and `Vocab.open`.
     """
     global _desk
-    gguf_check.check(model)
+    file = gguf_check.check(model)
     vocab = _open.enter_context(Vocab.open(model))
     _desk = Desk(vocab, template_source, timeout)
     ceiling = _address_space() + memory_mib * 1024 * 1024
@@ -127,6 +131,8 @@ def open_vocab(model: Path, template_source: str | None, timeout: float, memory_
         chat_template=_desk.source,
         vocab_type=vocab.type,
         template_error=_template_error(),
+        model=file.fingerprint,
+        vocabulary=file.vocabulary,
     )
 
 

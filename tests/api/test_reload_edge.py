@@ -100,9 +100,13 @@ class Answering:
         return self.outcome
 
 
+async def no_load(force: bool, say: object) -> Reload:
+    raise AssertionError("nobody ordered a load")
+
+
 async def test_the_command_finds_the_only_service_beside_what_dead_ones_left(run: Path) -> None:
     service, own = Answering(), os.getpid()
-    async with control.listening(service):
+    async with control.listening(service, no_load):
         (run / "1.sock").touch()
         (run / "1x.sock").touch()
         assert await asyncio.to_thread(command.ask) == service.outcome
@@ -116,7 +120,7 @@ async def test_the_command_finds_the_only_service_beside_what_dead_ones_left(run
 
 async def test_several_services_are_told_nothing_until_one_is_named(run: Path) -> None:
     service, own = Answering(), os.getpid()
-    async with control.listening(service):
+    async with control.listening(service, no_load):
         (run / "2.sock").symlink_to(f"{own}.sock")
         with pytest.raises(command.NoService, match=r"--pid 2, --pid \d+"):
             await asyncio.to_thread(command.ask)
@@ -127,11 +131,11 @@ async def test_several_services_are_told_nothing_until_one_is_named(run: Path) -
 
 async def test_a_directory_that_others_may_write_gets_no_socket(run: Path) -> None:
     os.chmod(run, 0o777)
-    async with control.listening(Answering()):
+    async with control.listening(Answering(), no_load):
         assert os.listdir(run) == []
 
 
 async def test_a_service_that_ends_before_it_answers(run: Path) -> None:
-    async with control.listening(Answering(ConnectionResetError)):
+    async with control.listening(Answering(ConnectionResetError), no_load):
         with pytest.raises(command.NoService, match="before it answered"):
             await asyncio.to_thread(command.ask)

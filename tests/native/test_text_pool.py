@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from daemon.errors import BadRequest, ModelUnusable, QueueFull, TemplateFailed
+from daemon.native import gguf_check
 from daemon.prompt import pool as module
 from daemon.prompt.pool import ChatPrompt, PoolClosed, TextPool
 
@@ -75,6 +76,8 @@ async def test_what_the_service_is_told_about_the_vocabulary(start: Start) -> No
     assert (info.bos_token, info.eos_token, info.vocab_type) == ("<|endoftext|>", "<|im_end|>", "bpe")
     assert "<|im_start|>" in info.chat_template
     assert info.template_error == ""
+    file = gguf_check.check(MODEL)
+    assert (info.model, info.vocabulary) == (file.fingerprint, file.vocabulary)
 
 
 async def test_ids_are_those_of_llama_server(start: Start) -> None:

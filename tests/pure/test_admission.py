@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from daemon.admission import Admission, Ticket
-from daemon.errors import ModelLoading, QueueFull
+from daemon.errors import ContextLengthExceeded, ModelLoading, QueueFull
 from daemon.messages import Cancel, Done, Failed, Submit, Tokens
 
 
@@ -214,3 +214,168 @@ async def test_draining_ends_when_its_time_is_up() -> None:
     a = scene.submit("a")
     await scene.admission.drain(0)
     assert await read(a) == ["failed"]
+
+
+class Again:
+    """Makes Submits anew when the test lets it; `prompt` is what they then hold."""
+
+    def __init__(self, name: str, error: Exception | None = None) -> None:
+        self.name, self.error, self.n_asked = name, error, 0
+        self.may = asyncio.Event()
+
+    async def __call__(self) -> Submit:
+        self.n_asked += 1
+        await self.may.wait()
+        if self.error is not None:
+            raise self.error
+        return Submit(id=self.name, prompt=[2, self.n_asked], max_tokens=9)
+
+
+def submit_with(scene: Scene, again: Again) -> Ticket:
+    return scene.admission.submit(Submit(id=again.name, prompt=[1], max_tokens=5), again=again)
+
+
+async def settle() -> None:
+    """Let every task go on as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_while_held_requests_wait_within_bounds_and_none_starts() -> None:
+    scene = Scene(capacity=1, max_waiting=2)
+    scene.submit("a")
+    scene.admission.hold()
+    b = scene.submit("b")
+    scene.finish("a")
+    scene.engine.capacity = 0
+    scene.submit("c")
+    with pytest.raises(QueueFull):
+        scene.submit("d")
+    assert (scene.started, b.position) == (["a"], 0)
+    scene.engine.capacity = 2
+    scene.admission.engine_ready()
+    assert scene.started == ["a"], "an engine alone does not end it"
+    scene.admission.release()
+    assert scene.started == ["a", "b", "c"]
+
+
+async def test_what_runs_is_waited_for_and_ended_when_its_time_is_up() -> None:
+    scene = Scene(capacity=2)
+    a, b, c = (scene.submit(name) for name in "abc")
+    scene.admission.hold()
+    waiting = asyncio.create_task(scene.admission.finish_running(60, "late"))
+    scene.finish("a")
+    await settle()
+    assert not waiting.done()
+    scene.finish("b")
+    assert await waiting == 0
+    assert [await read(ticket) for ticket in (a, b)] == [["done"], ["done"]]
+    scene.admission.release()
+    assert await scene.admission.finish_running(0, "late") == 1
+    assert await anext(c) == Failed(id="c", code="engine_failed", message="late")
+    scene.finish("c")
+    assert await read(c) == [], "what comes later is nobody's"
+    assert await scene.admission.finish_running(0, "late") == 0
+
+
+async def test_after_another_load_what_waited_is_made_anew_and_what_came_later_is_not() -> None:
+    scene = Scene(capacity=2, max_waiting=9)
+    scene.admission.hold()
+    old = [Again(name) for name in "abc"]
+    tickets = [submit_with(scene, again) for again in old]
+    scene.admission.renew()
+    later = Again("d")
+    submit_with(scene, later)
+    scene.admission.release()
+    await settle()
+    assert [again.n_asked for again in old] == [1, 1, 0], "as many as have a place"
+    assert [ticket.position for ticket in tickets[:2]] == [0, 0]
+    assert scene.admission.statistics().waiting == 4
+    old[1].may.set()
+    await settle()
+    assert scene.started == ["b"], "one that takes long holds up nobody"
+    assert [command.prompt for command in scene.engine.sent if isinstance(command, Submit)] == [[2, 1]]
+    old[0].may.set()
+    old[2].may.set()
+    await settle()
+    scene.finish("b")
+    await settle()
+    scene.finish("a")
+    assert scene.started == ["b", "a", "c", "d"]
+    assert later.n_asked == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [(ContextLengthExceeded(9, 4), "context_length_exceeded", "9 tokens"), (ValueError("?"), "engine_failed", "again")],
+)
+async def test_what_cannot_be_made_anew_ends_with_the_reason(error: Exception, code: str, message: str) -> None:
+    scene = Scene(capacity=1)
+    scene.admission.hold()
+    a, b, c = Again("a", error), Again("b"), scene.submit("c")
+    tickets = [submit_with(scene, again) for again in (a, b)]
+    scene.admission.renew()
+    scene.admission.release()
+    a.may.set()
+    b.may.set()
+    await settle()
+    event = await anext(tickets[0])
+    assert isinstance(event, Failed)
+    assert event.code == code
+    assert message in event.message
+    assert [event.kind async for event in c] == ["failed"], "it has nothing to be made from"
+    assert scene.started == ["b"]
+
+
+async def test_giving_up_while_it_is_made_anew_frees_the_place() -> None:
+    scene = Scene(capacity=1)
+    scene.admission.hold()
+    agains = [Again(name) for name in "abc"]
+    tickets = [submit_with(scene, again) for again in agains]
+    scene.admission.renew()
+    scene.admission.release()
+    await settle()
+    tickets[0].cancel()
+    await settle()
+    assert scene.admission.cancel("b")
+    assert await read(tickets[1]) == ["done"]
+    agains[2].may.set()
+    await settle()
+    assert scene.started == ["c"]
+    assert [again.n_asked for again in agains] == [1, 1, 1]
+
+
+async def test_one_that_is_made_anew_keeps_its_place_when_the_engine_is_lost_and_when_it_is_held_again() -> None:
+    scene = Scene(capacity=1)
+    scene.admission.hold()
+    agains = [Again(name) for name in "ab"]
+    for again in agains:
+        submit_with(scene, again)
+    scene.admission.renew()
+    scene.admission.release()
+    await settle()
+    scene.engine.capacity = 0
+    scene.admission.engine_lost("it died")
+    agains[0].may.set()
+    await settle()
+    scene.admission.hold()
+    scene.admission.renew()
+    scene.engine.capacity = 1
+    scene.admission.release()
+    agains[1].may.set()
+    await settle()
+    assert [again.n_asked for again in agains] == [2, 0]
+    scene.finish("a")
+    await settle()
+    assert scene.started == ["a", "b"]
+
+
+async def test_stopping_ends_what_is_made_anew() -> None:
+    scene = Scene(capacity=1)
+    scene.admission.hold()
+    ticket = submit_with(scene, Again("a"))
+    scene.admission.renew()
+    scene.admission.release()
+    await settle()
+    await scene.admission.drain(60)
+    assert await read(ticket) == ["failed"]

@@ -209,6 +209,15 @@ class TestFingerprint:
         (tmp_path / "a.gguf").write_bytes(parts.with_key("qwen3moe.context_length", u32(513)).to_bytes())
         assert check(tmp_path / "a.gguf").fingerprint != check(good).fingerprint
 
+    def test_a_vocabulary_is_its_tokens_and_not_the_model_nor_the_template(
+        self, good: Path, parts: MiniFile, tmp_path: Path
+    ) -> None:
+        other = check(minigguf.write_moe(tmp_path / "a.gguf", seed=2))
+        assert other.vocabulary == check(good).vocabulary != other.fingerprint
+        for key, same in (("tokenizer.chat_template", True), ("tokenizer.ggml.pre", False)):
+            (tmp_path / "a.gguf").write_bytes(parts.with_key(key, scalar(STRING, "gpt-2")).to_bytes())
+            assert (check(tmp_path / "a.gguf").vocabulary == check(good).vocabulary) == same
+
     @pytest.mark.parametrize("where", ["first", "middle", "last"])
     def test_samples_of_every_tensor_count(self, where: str, good: Path, parts: MiniFile, tmp_path: Path) -> None:
         name = "blk.0.ffn_up_exps.weight"

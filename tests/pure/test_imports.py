@@ -31,9 +31,11 @@ ALLOWED = {
     "daemon.native": BASE,
     "daemon.verify": BASE | {"daemon.native"},
     "daemon.engine": BASE | {"daemon.native", "daemon.hotset", "daemon.verify"},
-    "daemon.supervisor": BASE,
+    "daemon.replacement": {"daemon.messages"},
+    "daemon.supervisor": BASE | {"daemon.replacement"},
     "daemon.admission": BASE | {"daemon.supervisor"},
     "daemon.prompt": BASE | {"daemon.native"},
+    "daemon.exchange": BASE | {"daemon.admission", "daemon.prompt", "daemon.replacement", "daemon.supervisor"},
     "daemon.api": BASE | {"daemon.prompt", "daemon.admission", "daemon.supervisor", "daemon.metrics", "daemon.log"},
 }
 WIRING = {"daemon.app", "daemon.__main__"}

@@ -69,11 +69,17 @@ class Daemon:
 
 
 @contextmanager
-def running(directory: Path, *arguments: str, wait: bool = True, **environ: str) -> Iterator[Daemon]:
-    """A daemon with `HOTSET_<NAME>` for each of `environ`; it and its children are gone afterwards."""
+def running(
+    directory: Path, *arguments: str, wait: bool = True, device: str | None = "cpu", **environ: str
+) -> Iterator[Daemon]:
+    """A daemon with `HOTSET_<NAME>` for each of `environ`; it and its children are gone afterwards.
+
+    `device` None leaves the device to the configuration.
+    """
     port, log = free_port(), directory / "hotsetd.log"
     settings = {f"HOTSET_{name}": value for name, value in environ.items()}
-    variables = os.environ | {"HOTSET_HTTP_PORT": str(port), "HOTSET_ENGINE_DEVICE": "cpu"} | settings
+    defaults = {"HOTSET_HTTP_PORT": str(port)} | ({} if device is None else {"HOTSET_ENGINE_DEVICE": device})
+    variables = os.environ | defaults | settings
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "daemon", *arguments], env=variables, stdout=output, stderr=output, cwd=directory

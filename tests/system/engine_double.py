@@ -1,4 +1,7 @@
-"""A program that speaks the engine's side of the socket and misbehaves on request: `engine_double.py FD BEHAVIOUR`."""
+"""A program that speaks the engine's side of the socket and misbehaves on request: `engine_double.py FD BEHAVIOUR`.
+
+It says that it has the context that it was told to load.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from daemon.frames import Pipe
 from daemon.messages import (
     COMMAND,
     Done,
+    Load,
     LoadFailed,
     Loading,
     ModelInfo,
@@ -42,7 +46,8 @@ def answer(pipe: Pipe, submit: Submit) -> None:
 
 def main(fd: int, behaviour: str) -> int:
     pipe = Pipe(socket.socket(fileno=fd))
-    pipe.receive(None)
+    (load,) = map(COMMAND.validate_json, pipe.receive(None))
+    assert isinstance(load, Load)
     if behaviour == "hopeless":
         pipe.send(LoadFailed(message="no such model", fatal=True))
         return 1
@@ -52,7 +57,12 @@ def main(fd: int, behaviour: str) -> int:
     pipe.send(Loading(progress=0.5))
     if behaviour == "stuck loading":
         time.sleep(3600)
-    pipe.send(Ready(info=INFO))
+    if behaviour == "slow loading":
+        while not any(isinstance(COMMAND.validate_json(body), Shutdown) for body in pipe.receive(None)):
+            pass
+    pipe.send(Ready(info=INFO.model_copy(update={"n_ctx": load.context})))
+    if behaviour == "slow loading":
+        return 0
     if behaviour == "closes":
         pipe.close()
         time.sleep(0.5)

@@ -46,6 +46,12 @@ class Stream(threading.Thread):
         return self.chunks[-1].get("error") if self.chunks else None
 
     @property
+    def n_terminal(self) -> int:
+        """Events that say how the answer ended: a reason to finish, or an error."""
+        errors = sum("error" in chunk for chunk in self.chunks)
+        return errors + sum(bool(c["choices"][0]["finish_reason"]) for c in self.chunks if c.get("choices"))  # type: ignore[index]
+
+    @property
     def finished_well(self) -> bool:
         reasons = [c["choices"][0]["finish_reason"] for c in self.chunks if c.get("choices")]  # type: ignore[index]
         return self.ended and [reason for reason in reasons if reason] == ["length"]

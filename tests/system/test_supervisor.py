@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from daemon.config import Config, EngineSection
 from daemon.expert_metrics import ExpertCounters
-from daemon.messages import Done, RequestEvent, Submit, Tokens
+from daemon.messages import Done, Load, RequestEvent, Submit, Tokens
 from daemon.model_files import load_command
+from daemon.replacement import Replacement
 from daemon.supervisor import Supervisor
 
 DOUBLE = Path(__file__).with_name("engine_double.py")
@@ -208,3 +209,129 @@ async def test_an_engine_that_will_not_end_is_killed() -> None:
         pid = supervisor.pid
         assert pid is not None
     assert not psutil.pid_exists(pid)
+
+
+NEW = load_command(Config()).model_copy(update={"context": 7})
+OLD_CONTEXT = 0
+
+
+class Order:
+    """An order to replace the engine; `told` is what `settled` was told, with the engine and the ear of that moment."""
+
+    def __init__(self, supervisor: Supervisor, ear: Ear, load: Load = NEW) -> None:
+        self.told: list[tuple[bool, int, int]] = []
+        self._supervisor, self._ear = supervisor, ear
+        self.replacement = Replacement(load, self._settled)
+
+    def _settled(self, good: bool) -> None:
+        assert self._supervisor.info is not None
+        self.told.append((good, self._supervisor.info.n_ctx, self._ear.ready))
+
+    async def __call__(self) -> str:
+        async with asyncio.timeout(20):
+            await self._supervisor.replace(self.replacement)
+            return await self.replacement.outcome
+
+
+@asynccontextmanager
+async def ordered(*behaviours: str, settings: EngineSection = FAST) -> AsyncIterator[tuple[Supervisor, Ear, Order]]:
+    """A good engine that is ready, and an order; the next engines behave as listed."""
+    async with supervised("good", *behaviours, settings=settings) as (supervisor, ear):
+        await until(lambda: supervisor.state == "ready")
+        yield supervisor, ear, Order(supervisor, ear)
+
+
+async def test_an_order_replaces_the_engine_and_says_so_before_anybody_hears_of_it() -> None:
+    slow = FAST.model_copy(update={"restart_delay_seconds": 600.0, "restart_delay_max_seconds": 600.0})
+    async with ordered("good", settings=slow) as (supervisor, ear, order):
+        first = supervisor.pid
+        assert await order() == ""
+        assert order.told == [(True, 7, 1)]
+        assert (supervisor.state, supervisor.capacity, ear.ready) == ("ready", 2, 2)
+        assert supervisor.pid != first
+        assert (ear.reasons, ear.unlikely) == (["reload"], [])
+
+
+async def test_a_later_engine_loads_what_the_supervisor_is_told_then() -> None:
+    """The order is over: what is in force decides."""
+    async with ordered("good") as (supervisor, ear, order):
+        assert await order() == ""
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: ear.ready == 3)
+        assert supervisor.info is not None
+        assert supervisor.info.n_ctx == OLD_CONTEXT
+
+
+async def test_a_load_that_is_refused_brings_back_the_engine_of_before() -> None:
+    async with ordered("hopeless", "good") as (supervisor, ear, order):
+        assert await order() == "no such model"
+        assert order.told == [(False, OLD_CONTEXT, 1)]
+        assert (supervisor.state, supervisor.capacity) == ("ready", 2)
+        assert (ear.reasons, ear.unlikely) == (["reload", "load"], [])
+
+
+async def test_a_new_engine_that_dies_is_tried_again() -> None:
+    async with ordered("dies loading", "cannot start", "good") as (_, ear, order):
+        assert await order() == ""
+        assert order.told == [(True, 7, 1)]
+        assert (ear.reasons, ear.unlikely) == (["reload", "signal", "start"], [])
+
+
+async def test_a_new_engine_that_dies_always_brings_back_the_one_of_before() -> None:
+    async with ordered("dies loading", "dies loading", "dies loading", "good") as (supervisor, ear, order):
+        assert "SIGABRT" in await order()
+        assert order.told == [(False, OLD_CONTEXT, 1)]
+        assert (supervisor.state, ear.unlikely) == ("ready", [])
+
+
+async def test_when_neither_can_be_loaded_it_is_said_and_the_attempts_go_on() -> None:
+    async with ordered("hopeless", "hopeless", "good") as (supervisor, ear, order):
+        why = await order()
+        assert why == "no such model; and the engine of before cannot be started again: no such model"
+        assert order.told == [(False, OLD_CONTEXT, 1)]
+        assert ear.unlikely == ["The engine cannot be started: no such model."]
+        await until(lambda: ear.ready == 2)
+        assert supervisor.state == "ready"
+
+
+async def test_an_order_in_the_delay_before_a_restart_does_not_wait_for_its_end() -> None:
+    slow = FAST.model_copy(update={"restart_delay_seconds": 600.0, "restart_delay_max_seconds": 600.0})
+    async with ordered("good", settings=slow) as (supervisor, ear, order):
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: supervisor.pid is None and bool(ear.reasons))
+        assert await order() == ""
+        assert (order.told, ear.reasons) == ([(True, 7, 1)], ["signal"])
+
+
+async def test_an_order_while_an_engine_starts_ends_that_one() -> None:
+    async with supervised("good", "slow loading", "good") as (supervisor, ear):
+        await until(lambda: supervisor.state == "ready")
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: supervisor.progress == 0.5)
+        order = Order(supervisor, ear)
+        assert await order() == ""
+        assert (order.told, ear.reasons) == ([(True, 7, 1)], ["signal", "reload"])
+
+
+async def test_an_engine_that_will_not_end_is_killed_by_an_order() -> None:
+    async with supervised("deaf", "good") as (supervisor, ear):
+        await until(lambda: supervisor.state == "ready")
+        order = Order(supervisor, ear)
+        await supervisor.replace(order.replacement, seconds=0.2)
+        async with asyncio.timeout(20):
+            assert await order.replacement.outcome == ""
+
+
+async def test_the_service_can_be_stopped_while_a_new_engine_loads() -> None:
+    async with ordered("stuck loading") as (supervisor, _, order):
+        under_way = asyncio.create_task(order())
+        await until(lambda: supervisor.progress == 0.5)
+        pid = supervisor.pid
+        assert pid is not None
+        under_way.cancel()
+        await supervisor.stop(seconds=0.2)
+        assert not psutil.pid_exists(pid)
+        assert order.told == []
