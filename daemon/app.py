@@ -22,9 +22,9 @@ from daemon.config import Config
 from daemon.errors import HotsetError, ModelUnusable
 from daemon.exchange import Exchange
 from daemon.log import set_level
-from daemon.messages import LoadStep, Reload
+from daemon.messages import Adjust, LoadStep, Reload, ResidencySpec
 from daemon.metrics import Metrics
-from daemon.model_files import load_command, model_path, template_path
+from daemon.model_files import load_command, model_path, residency_spec, template_path
 from daemon.native import cards
 from daemon.prompt.pool import TextPool, VocabInfo
 from daemon.reload import Reloader
@@ -90,7 +90,7 @@ async def serve(path: Path | None, settings: Settings, stop: asyncio.Event, hang
         _closing(parts.pools),
     ):
         log.info("listening on http://%s", address)
-        async with _reloading(reloader(path, settings, services), exchange(parts), hangup):
+        async with _reloading(reloader(path, settings, services, _adjust(parts.supervisor)), exchange(parts), hangup):
             texts = asyncio.create_task(parts.pools.current.start(), name="text pool")
             await _until(stop, life, parts.supervisor, texts)
         seconds = services.config.http.shutdown_seconds
@@ -123,12 +123,18 @@ def exchange(parts: Parts) -> Exchange:
     return Exchange(parts.supervisor, parts.admission, parts.pools, seconds)
 
 
-def reloader(path: Path | None, settings: Settings, services: Services) -> Reloader:
-    """What reads `path` again on behalf of `services`, which were built from `settings`."""
+def reloader(
+    path: Path | None, settings: Settings, services: Services, adjust: Callable[[ResidencySpec], None]
+) -> Reloader:
+    """What reads `path` again on behalf of `services`, which were built from `settings`.
+
+    `adjust` tells a running engine of another [residency]; one that starts later reads it from `services.config`.
+    """
 
     def apply(new: Settings) -> None:
         """The one place where keys come into force: whoever needs another one asks `services.config` each time."""
         services.config = new.config
+        adjust(residency_spec(new.config))  # an engine that has this already, or not loaded yet, ignores it
         services.keys.replace(new.api_keys)
         set_level(new.config.log.level)
 
@@ -140,6 +146,10 @@ def reloader(path: Path | None, settings: Settings, services: Services) -> Reloa
             services.metrics.config_loaded(outcome.load.result)
 
     return Reloader(path, settings, apply=apply, report=report)
+
+
+def _adjust(supervisor: Supervisor) -> Callable[[ResidencySpec], None]:
+    return lambda spec: supervisor.send(Adjust(residency=spec))
 
 
 @contextlib.asynccontextmanager

@@ -92,8 +92,10 @@ class ResidencySection(Section):
 
     enabled: bool = next_load(True)
     hot_set: str = next_load("")
-    vram: str | int | dict[str, str | int] = next_load("")
+    vram: str | int | dict[str, str | int] = live("")
     reserve: str | int | dict[str, str | int] = live("auto")
+    frozen: bool = live(False)
+    upload: float = live(2048.0, ge=0, le=1_048_576)
 
     @field_validator("vram", mode="before")
     @classmethod
@@ -394,8 +396,11 @@ def cross_checks(config: Config) -> list[tuple[str, str]]:
     residency = config.residency
     if residency.hot_set and residency.vram == "":
         problems.append(("residency.hot_set", "needs residency.vram: how much of the hot set goes into VRAM"))
-    if residency.vram != "" and not residency.hot_set:
-        problems.append(("residency.vram", "needs residency.hot_set: which experts go into VRAM"))
+    if not residency.hot_set:
+        named = [one for one in budget.parse_all(residency.vram).values() if isinstance(one, budget.SizeOf)]
+        problems += [("residency.vram", f"{one} is the name of a size, which needs residency.hot_set") for one in named]
+        if residency.frozen and residency.vram != "":
+            problems.append(("residency.frozen", "needs residency.hot_set: which experts are to stay in VRAM"))
     return problems
 
 

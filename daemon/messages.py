@@ -1,6 +1,6 @@
 """Every type that crosses a process or a layer.
 
-Service to engine: `Load` once, then `Submit`, `Cancel`, `Shutdown`. Engine to service: `Loading`, `Ready`,
+Service to engine: `Load` once, then `Submit`, `Cancel`, `Adjust`, `Shutdown`. Engine to service: `Loading`, `Ready`,
 `LoadFailed`, `Step`,
 All are immutable pydantic models told apart by `kind`; `daemon.frames` carries them as length-prefixed JSON.
 """
@@ -73,13 +73,15 @@ class Submit(Message):
 class ResidencySpec(Message):
     """[residency] of the config. `hot_set` is an absolute path or empty.
 
-    `vram` holds budgets by device, "" for all, and `reserve` what stays free there.
+    `vram` holds budgets by device, "" for all, and `reserve` what stays free there; `upload` is in MiB per second.
     """
 
     enabled: bool = True
     hot_set: str = ""
     vram: dict[str, str] = {}
     reserve: dict[str, str] = {}
+    frozen: bool = False
+    upload: float = 0.0
 
 
 class Load(Message):
@@ -111,14 +113,21 @@ class Cancel(Message):
     id: str
 
 
+class Adjust(Message):
+    """What is live of [residency] has changed; nothing else of it is looked at."""
+
+    kind: Literal["adjust"] = "adjust"
+    residency: ResidencySpec
+
+
 class Shutdown(Message):
     """End the engine process; running sequences are failed."""
 
     kind: Literal["shutdown"] = "shutdown"
 
 
-Command = Annotated[Load | Submit | Cancel | Shutdown, Field(discriminator="kind")]
-COMMAND: TypeAdapter[Load | Submit | Cancel | Shutdown] = TypeAdapter(Command)
+Command = Annotated[Load | Submit | Cancel | Adjust | Shutdown, Field(discriminator="kind")]
+COMMAND: TypeAdapter[Load | Submit | Cancel | Adjust | Shutdown] = TypeAdapter(Command)
 
 
 class Candidate(Message):
@@ -159,6 +168,10 @@ class Done(Message):
     n_prompt: int
     n_cached: int
     n_predicted: int
+    expert_hits: int = 0
+    """Selections of experts in this answer's decode steps that were in VRAM, of `expert_selections`; 0 of 0 where none
+    of that is known."""
+    expert_selections: int = 0
     wait_ms: float
     """From the arrival in the engine to the first chunk of the prompt."""
     prompt_ms: float

@@ -69,10 +69,18 @@ def load_command(config: Config) -> Load:
         cache_type_k=engine.cache_type_k,
         cache_type_v=engine.cache_type_v,
         repack=engine.repack,
-        residency=ResidencySpec(
-            enabled=config.residency.enabled,
-            hot_set=str(hot_set_path(config) or ""),
-            vram={name: str(asked) for name, asked in budget.parse_all(config.residency.vram).items()},
-            reserve={name: str(asked) for name, asked in reserve.parse_all(config.residency.reserve).items()},
-        ),
+        residency=residency_spec(config),
+    )
+
+
+def residency_spec(config: Config) -> ResidencySpec:
+    """[residency] as the engine is told it, at the load and when something live of it changes."""
+    residency = config.residency
+    return ResidencySpec(
+        enabled=residency.enabled,
+        hot_set=str(hot_set_path(config) or ""),
+        vram={name: str(asked) for name, asked in budget.parse_all(residency.vram).items()},
+        reserve={name: str(asked) for name, asked in reserve.parse_all(residency.reserve).items()},
+        frozen=residency.frozen,
+        upload=residency.upload,
     )

@@ -112,10 +112,15 @@ class Answer:
             "predicted_per_second": rate(done.n_predicted, done.predicted_ms),
             "queue_ms": round(self.queue_ms, 3),
             "ttft_ms": None if self.first is None else round((self.first - self.started) * 1000, 3),
-            "expert_hit_rate": None,
+            "expert_hit_rate": hit_rate(done),
             "max_tokens_clamped": self.planned.clamped,
             "cancelled": done.finish_reason == "cancelled",
         }
+
+
+def hit_rate(done: Done) -> float | None:
+    """Share of the answer's selections of experts that were in VRAM, 0-1; None where that is not known."""
+    return round(done.expert_hits / done.expert_selections, 4) if done.expert_selections else None
 
 
 def rate(count: int, milliseconds: float) -> float:

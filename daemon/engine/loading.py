@@ -79,7 +79,7 @@ class Loaded:
         `proofs` replaces those of the cache.
         """
         experts = self.experts
-        if not isinstance(experts, Experts) or not experts.plan.n_experts or self.info.n_ctx < N_CELLS:
+        if not isinstance(experts, Experts) or not experts.placed.plan.n_experts or self.info.n_ctx < N_CELLS:
             return None
         tokens = self.vocab.tokenize(TEXT, add_special=False, parse_special=False)
         bos = self.vocab.bos if self.vocab.add_bos else None
@@ -89,7 +89,10 @@ class Loaded:
     def _tested(self, experts: Experts) -> Key:
         """What the self-test depends on."""
         settings = self._spec.model_dump(exclude={"kind", "model", "name", "residency"})
-        settings |= {"experts": {index: list(ids) for index, ids in experts.plan.experts.items()}}
+        placed = experts.placed
+        experts_by_layer = {index: list(ids) for index, ids in placed.plan.experts.items()}
+        slots = {index: len(ids) for index, ids in placed.plan.experts.items()}
+        settings |= {"experts": experts_by_layer} if placed.frozen else {"slots": slots}
         build = Path(os.environ[locate.OVERRIDE])
         return Key(
             build=f"{self.info.build}, {build.name}, {(build / 'libllama.so').stat().st_mtime_ns}",

@@ -19,6 +19,7 @@ from daemon.engine.stops import TextOut
 from daemon.engine.times import TimeLog
 from daemon.messages import (
     COMMAND,
+    Adjust,
     Cancel,
     Done,
     Event,
@@ -94,6 +95,8 @@ class Loop:
         self._start_waiting()
         self._was_busy = self._was_busy or self._roster.busy
         stepped = self._step()
+        if not stepped and self._residency is not None:
+            self._residency.rest()
         self._send()
         if stepped:
             self._times.add(self._clock() - started, self._decode_seconds, self._sample_seconds, self._n_sampled)
@@ -117,6 +120,9 @@ class Loop:
             sequence = self._roster.find(command.id)
             if sequence is not None:
                 self._finish(sequence, "cancelled")
+        elif isinstance(command, Adjust):
+            if self._residency is not None:
+                self._residency.adjust(command.residency)
         elif isinstance(command, Shutdown):
             self._stopping = True
             for sequence in (*self._roster.running, *self._roster.waiting):
@@ -181,6 +187,7 @@ class Loop:
         code = self._decode(parts)
         if code == DECODED:
             self._n_refused = 0
+            self._learn(parts)
             for sequence, n in parts:
                 sequence.n_past += n
             for sequence, _ in parts:
@@ -195,6 +202,16 @@ class Loop:
                     self._compute([part])
         else:
             self._fail(parts[0][0], "engine_failed", f"The engine could not compute this request (code {code}).")
+
+    def _learn(self, parts: list[Part]) -> None:
+        """What a step of generated tokens alone chose is what experts are placed by, and part of each answer's end."""
+        if self._residency is None or not all(sequence.decoding for sequence, _ in parts):
+            return
+        found = self._residency.decoded(len(parts))
+        if found is not None:
+            for (sequence, _), hits, selections in zip(parts, *found.tolist(), strict=True):
+                sequence.expert_hits += hits
+                sequence.expert_selections += selections
 
     def _make_room(self) -> None:
         """Llama.cpp found no cells where the count says there are: the youngest waits, or fails if that helps not."""
@@ -269,6 +286,8 @@ class Loop:
                 n_prompt=sequence.n_prompt,
                 n_cached=0,
                 n_predicted=sequence.n_predicted,
+                expert_hits=sequence.expert_hits,
+                expert_selections=sequence.expert_selections,
                 wait_ms=(started - sequence.arrived) * 1e3,
                 prompt_ms=(first - started) * 1e3,
                 predicted_ms=(now - first) * 1e3,

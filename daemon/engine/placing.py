@@ -1,61 +1,77 @@
-"""Makes slots for the wanted experts, as many as the devices have memory for."""
+"""Makes slots for experts, as many as the devices have memory for: at the start, and again when budgets change."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from daemon.engine import spare
-from daemon.engine.residency import WHY_NOT, Experts
+from daemon.engine.mover import Mover
+from daemon.engine.placed import Placed
+from daemon.engine.residency import Experts
+from daemon.engine.residency_report import WHY_NOT
 from daemon.engine.wanted import Off, Wanted
-from daemon.hotset import placement
+from daemon.hotset import placement, reserve
+from daemon.hotset.budget import MIB, Budget, parse
+from daemon.hotset.controller import Controller
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
-from daemon.hotset.reserve import Spare
-from daemon.messages import Device
+from daemon.hotset.reserve import Reserved, Spare
+from daemon.messages import Device, ResidencySpec
 from daemon.native.context import Context
 from daemon.native.hotset import Layer, Reason, Residency, ResidencyError, Status
 
 _SHRINK = 0.75
 """A device that cannot hold the slots is asked for this part of them next."""
 
-Replan = Callable[[Mapping[str, Spare]], Plan]
-"""A plan within what the devices have to spare."""
+Devices = Callable[[], Sequence[Device]]
+"""Those that the model is on, as they are when it is called."""
 
 
-def place(
-    context: Context, wanted: Wanted, devices: Callable[[], Sequence[Device]], whole: Sequence[int]
-) -> Experts | Off:
+def place(context: Context, wanted: Wanted, devices: Devices, whole: Sequence[int]) -> Experts | Off:
     """Slots for the wanted experts; nothing is uploaded yet.
 
-    `devices` describes those that the model is on as they are when it is called; the experts of the layers `whole` were
-    loaded to their device, without a copy in memory.
+    The experts of the layers `whole` were loaded to their device, without a copy in memory.
     """
     try:
         residency = Residency(context.pointer)
     except ResidencyError as error:
         return Off(f"off: no expert can be kept in VRAM: {error.message}", fault=True)
     try:
-        return _place(residency, context, wanted, devices(), whole)
+        return _place(residency, context, wanted, devices, whole)
     except ResidencyError as error:
         residency.close()
         return Off(f"off: no expert can be kept in VRAM: {error.message}", fault=True)
 
 
 def _place(
-    residency: Residency, context: Context, wanted: Wanted, devices: Sequence[Device], whole: Sequence[int]
+    residency: Residency, context: Context, wanted: Wanted, devices: Devices, whole: Sequence[int]
 ) -> Experts | Off:
-    names = [device.name for device in devices]
+    names = [device.name for device in devices()]
     found = residency.layers()
     layers = _placeable(found, wanted, names, whole)
-    spares = spare.by_device(devices, wanted.budgets, wanted.reserves)
-    plan = _allocate(
-        residency, layers, spares, lambda limits: placement.plan(wanted.hot_set, layers, wanted.budgets, limits)
+    placer = Placer(residency, wanted, layers, devices)
+    plan = placer.place(wanted.budgets, wanted.reserves, residency.resize)
+    if not layers or not (plan.n_experts or wanted.live or any(layer.wholly for layer in layers)):
+        residency.close()
+        return Off(f"off: {_nothing(found, plan)}", fault=True)
+    controller = Controller(
+        [layer.n_expert for layer in found],
+        [layer.expert_bytes for layer in found],
+        bytes_per_second=0.0 if wanted.spec.frozen else wanted.spec.upload * MIB,
+        padded=residency.ragged,
     )
-    if plan.n_experts or any(layer.wholly for layer in layers):
-        return Experts(residency, context.synchronize, wanted.file, plan, layers, names)
-    residency.close()
-    return Off(f"off: {_nothing(found, plan)}", fault=True)
+    mover = Mover(residency, controller, wanted.seeds(plan, layers))
+
+    def follow(spec: ResidencySpec) -> Placed:
+        """Put what is live of another [residency] into force."""
+        controller.pace(0.0 if spec.frozen else spec.upload * MIB)
+        budgets = {name: parse(text) for name, text in spec.vram.items()}
+        reserves = {name: reserve.parse(text) for name, text in spec.reserve.items()}
+        return Placed(placer.place(budgets, reserves, mover.resize), wanted.file, spec)
+
+    placed = Placed(plan, wanted.file, wanted.spec)
+    return Experts(residency, context.synchronize, placed, layers, names, mover, follow)
 
 
 def _placeable(found: Sequence[Layer], wanted: Wanted, names: Sequence[str], whole: Sequence[int]) -> list[ExpertLayer]:
@@ -73,39 +89,77 @@ def _placeable(found: Sequence[Layer], wanted: Wanted, names: Sequence[str], who
     return layers
 
 
-def _allocate(residency: Residency, layers: Sequence[ExpertLayer], spares: Mapping[str, Spare], replan: Replan) -> Plan:
-    """Give the layers of one device after another their slots."""
-    experts: dict[int, Sequence[int]] = {}
-    accounts = []
-    for first in replan(spares).devices:
-        own = [layer for layer in layers if layer.device == first.device and not layer.wholly]
-        plan, account = _allocate_on(residency, own, first.device, spares, replan)
-        experts |= {layer.index: plan.experts[layer.index] for layer in own if layer.index in plan.experts}
-        accounts.append(account)
-    return Plan(experts, tuple(accounts))
+@dataclass(frozen=True)
+class Placer:
+    """Turns budgets into slots. What slots take already is counted as free: they are what changes."""
 
+    residency: Residency
+    wanted: Wanted
+    layers: Sequence[ExpertLayer]
+    devices: Devices
 
-def _allocate_on(
-    residency: Residency, layers: Sequence[ExpertLayer], device: str, spares: Mapping[str, Spare], replan: Replan
-) -> tuple[Plan, DevicePlan]:
-    """The slots of one device; where an allocation fails, fewer until it does not."""
-    limits, why = dict(spares), ""
-    while True:
-        plan = replan(limits)
-        account = next(one for one in plan.devices if one.device == device)
-        slots = [-1] * residency.n_layers
-        for layer in layers:
-            slots[layer.index] = len(plan.experts.get(layer.index, ()))
-        try:
-            residency.resize(slots)
-        except ResidencyError as error:
-            if error.refusal != Status.NO_MEMORY:
-                raise
-            why = why or error.message
-            taken = sum(layer.slot_bytes(slots[layer.index]) for layer in layers)
-            limits[device] = replace(spares[device], n_bytes=int(_SHRINK * taken))
-        else:
-            return plan, replace(account, why=why or account.why)
+    def place(
+        self,
+        budgets: Mapping[str, Budget],
+        reserves: Mapping[str, Reserved],
+        resize: Callable[[Sequence[int]], None],
+    ) -> Plan:
+        """Give the layers of one device after another their slots, by `resize`.
+
+        Raises:
+            ResidencyError: refused for another reason than memory.
+        """
+        spares = self._spares(budgets, reserves)
+        experts: dict[int, Sequence[int]] = {}
+        accounts = []
+        for first in self._plan(budgets, spares).devices:
+            own = [layer for layer in self.layers if layer.device == first.device and not layer.wholly]
+            plan, account = self._place_on(own, first.device, budgets, spares, resize)
+            experts |= {layer.index: plan.experts[layer.index] for layer in own if layer.index in plan.experts}
+            accounts.append(account)
+        return Plan(experts, tuple(accounts))
+
+    def _plan(self, budgets: Mapping[str, Budget], spares: Mapping[str, Spare]) -> Plan:
+        return placement.plan(self.wanted.ranking, self.layers, budgets, spares)
+
+    def _spares(self, budgets: Mapping[str, Budget], reserves: Mapping[str, Reserved]) -> dict[str, Spare]:
+        held: Counter[str] = Counter()
+        now = self.residency.layers()
+        for layer in self.layers:
+            if not layer.wholly:
+                held[layer.device] += now[layer.index].device_bytes
+        spares = spare.by_device(self.devices(), budgets, reserves)
+        return {
+            name: one if one.n_bytes is None else replace(one, n_bytes=one.n_bytes + held[name])
+            for name, one in spares.items()
+        }
+
+    def _place_on(
+        self,
+        layers: Sequence[ExpertLayer],
+        device: str,
+        budgets: Mapping[str, Budget],
+        spares: Mapping[str, Spare],
+        resize: Callable[[Sequence[int]], None],
+    ) -> tuple[Plan, DevicePlan]:
+        """The slots of one device; where an allocation fails, fewer until it does not."""
+        limits, why = dict(spares), ""
+        while True:
+            plan = self._plan(budgets, limits)
+            account = next(one for one in plan.devices if one.device == device)
+            slots = [-1] * self.residency.n_layers
+            for layer in layers:
+                slots[layer.index] = len(plan.experts.get(layer.index, ()))
+            try:
+                resize(slots)
+            except ResidencyError as error:
+                if error.refusal != Status.NO_MEMORY:
+                    raise
+                why = why or error.message
+                taken = sum(layer.slot_bytes(slots[layer.index]) for layer in layers)
+                limits[device] = replace(spares[device], n_bytes=int(_SHRINK * taken))
+            else:
+                return plan, replace(account, why=why or account.why)
 
 
 def _nothing(found: Sequence[Layer], plan: Plan) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from daemon.messages import Residency
+from daemon.messages import Residency, ResidencySpec
 
 DECODED = 0
 NO_CELLS = 1
@@ -66,6 +66,18 @@ class ResidencyPort(Protocol):
 
     def status(self) -> Residency:
         """The state of this moment."""
+
+    def decoded(self, n_tokens: int) -> npt.NDArray[np.int64] | None:
+        """A step that computed a generated token for each of so many sequences is over.
+
+        Returns [2, n_tokens]: selections of experts in VRAM, and all of them; None where that is not known.
+        """
+
+    def rest(self) -> None:
+        """Nothing is computed now."""
+
+    def adjust(self, spec: ResidencySpec) -> None:
+        """Follow what is live of another [residency]."""
 
 
 class IdlePort(Protocol):

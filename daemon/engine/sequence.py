@@ -24,6 +24,8 @@ class Sequence:
     seq_id: int = -1
     n_past: int = 0
     n_predicted: int = 0
+    expert_hits: int = 0
+    expert_selections: int = 0
     sampler: SamplerPort | None = None
     started: float = 0.0
     first_token: float = 0.0

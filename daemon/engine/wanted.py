@@ -3,48 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemon.engine import spare
 from daemon.hotset import hot_set as hot_sets
 from daemon.hotset import placement, reserve, whole_layers
 from daemon.hotset.budget import EVERY_DEVICE, Budget, of_device, parse
-from daemon.hotset.hot_set import HotSet, HotSetUnusable
-from daemon.hotset.placement import ExpertLayer
+from daemon.hotset.hot_set import HotSet, HotSetUnusable, LayerKey
+from daemon.hotset.placement import ExpertLayer, Plan
 from daemon.hotset.reserve import Reserved
-from daemon.messages import Device, Load, Residency
+from daemon.messages import Device, Load, Residency, ResidencySpec
 from daemon.native.gguf_check import GgufFile, LayerFacts, ModelFacts
 
 
-@dataclass(frozen=True)
+@dataclass
 class Off:
     """No expert is kept in VRAM; `reason` is the whole sentence. `fault`: something that was asked for is not done."""
 
     reason: str
     fault: bool = False
+    _later: str = field(default="", init=False)
 
     def status(self) -> Residency:
-        """Never changes."""
-        return Residency(reason=self.reason)
+        """Only what is asked for later changes it."""
+        return Residency(reason=self.reason + self._later)
 
     def start(self) -> None:
         """Nothing to do."""
 
+    def decoded(self, _n_tokens: int) -> None:
+        """Nothing is learned."""
+
+    def rest(self) -> None:
+        """Nothing waits."""
+
+    def adjust(self, spec: ResidencySpec) -> None:
+        """Slots need weights that were loaded for it."""
+        asked = spec.enabled and bool(spec.vram)
+        self._later = "; what [residency] asks for now needs a new load (`hotset reload --load`)" if asked else ""
+
 
 @dataclass(frozen=True)
 class Wanted:
-    """A hot set that fits the model, budgets and reserves, and the model's sets of experts with their devices.
+    """What [residency] asks for, and the model's sets of experts with the devices they belong to.
 
+    `ranking` lists experts in the order in which they get slots. Of each set, the first `known` are worth an upload at
+    the start; the others are there because slots fill with what is used. `file` is the hot set's name, if there is one.
     `devices` are those that the model is to be on, as they were before it was loaded.
     """
 
     file: str
-    hot_set: HotSet
+    spec: ResidencySpec
+    ranking: HotSet
+    known: Mapping[LayerKey, int]
     budgets: Mapping[str, Budget]
     reserves: Mapping[str, Reserved]
     layers: Sequence[ExpertLayer]
     devices: Sequence[Device]
+
+    @property
+    def live(self) -> bool:
+        """Whether experts may come to slots that are empty at first."""
+        return not self.spec.frozen
+
+    def seeds(self, plan: Plan, layers: Sequence[ExpertLayer]) -> dict[int, Sequence[int]]:
+        """Experts to upload at the start, by layer index."""
+        keys = {layer.index: layer.key for layer in layers}
+        return {index: experts[: self.known[keys[index]]] for index, experts in plan.experts.items()}
 
     def whole_layers(self, shortage: int, other_bytes: int) -> list[int]:
         """Layers whose experts are to lie on their device alone, because memory is short by so many bytes.
@@ -55,7 +81,7 @@ class Wanted:
         for device, given in spare.by_device(self.devices, self.budgets, self.reserves).items():
             budget = of_device(self.budgets, device)
             own = [layer for layer in self.layers if layer.device == device]
-            asked = placement.asked_bytes(self.hot_set, budget, own) if budget else 0
+            asked = placement.asked_bytes(self.ranking, budget, own) if budget else 0
             room[device] = min(asked, (given.n_bytes or 0) - other_bytes // len(self.devices))
         return whole_layers.choose(self.layers, shortage, room)
 
@@ -67,31 +93,45 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
         return Off("not applicable: a dense model has no experts to place")
     if not wish.enabled:
         return Off("off: residency.enabled is false")
-    if not wish.hot_set:
-        return Off("off: residency.hot_set names no file, so nothing says which experts to keep in VRAM")
+    if not wish.vram:
+        return Off("off: residency.vram is empty, so no VRAM is meant for experts")
     if not devices:
         return Off("off: the model is on the CPU alone, there is no device to keep experts on", fault=True)
-    path = Path(wish.hot_set)
     budgets = {name: parse(text) for name, text in wish.vram.items()}
+    layers = _in_memory(spec, file.facts, devices)
     try:
-        hot_set = read_hot_set(path, budgets, file)
+        ranking, known = _ranking(wish, budgets, file)
     except HotSetUnusable as error:
         return Off(f"off: {error.message}", fault=True)
     names = [device.name for device in devices]
     if strange := sorted(budgets.keys() - {*names, EVERY_DEVICE}):
         used = ", ".join(names)
         return Off(f"off: residency.vram names {', '.join(strange)}, but the model is on {used}", fault=True)
-    layers = _in_memory(spec, file.facts, devices)
     reserves = {name: reserve.parse(text) for name, text in wish.reserve.items()}
     spares = spare.by_device(devices, budgets, reserves)
     refused = {name: given for name, given in spares.items() if given.refused}
-    plan = placement.plan(hot_set, layers, budgets, refused)
+    plan = placement.plan(ranking, layers, budgets, refused)
     if not layers:
         keys = "engine.gpu_layers and engine.cpu_moe_layers"
         return Off(f"off: {keys} leave no layer both a device and experts in memory", fault=True)
-    if not plan.n_experts:
+    if not plan.n_experts and (wish.frozen or all(layer.device in refused for layer in layers)):
         return Off(f"off: {placement.no_room(plan)}", fault=any(layer.device not in refused for layer in layers))
-    return Wanted(path.name, hot_set, budgets, reserves, layers, devices)
+    return Wanted(Path(wish.hot_set).name, wish, ranking, known, budgets, reserves, layers, devices)
+
+
+def _ranking(wish: ResidencySpec, budgets: Mapping[str, Budget], file: GgufFile) -> tuple[HotSet, dict[LayerKey, int]]:
+    """Experts in the order in which they get slots, and how many of each set are known to be worth it.
+
+    Raises:
+        HotSetUnusable: lists everything that is wrong with the hot set.
+    """
+    counts = {one.key: one.n_expert for one in expert_sets(file.facts)}
+    if not wish.hot_set:
+        return hot_sets.of_all(file.fingerprint, counts), dict.fromkeys(counts, 0)
+    hot_set = read_hot_set(Path(wish.hot_set), budgets, file)
+    listed = hot_set.largest.by_layer()
+    known = {key: len(listed.get(key, ())) for key in counts}
+    return (hot_set if wish.frozen else hot_sets.completed(hot_set, counts)), known
 
 
 def _in_memory(spec: Load, facts: ModelFacts, devices: Sequence[Device]) -> list[ExpertLayer]:

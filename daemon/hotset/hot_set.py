@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -15,6 +15,9 @@ from daemon.hotset.files import FaultyFile, ModelId, Part, reasons
 
 MAX_BYTES = 64 << 20
 """Larger files are refused unread; a list of all experts of the largest models takes less than 1 MiB a size."""
+
+EVERY_EXPERT = "every-expert"
+"""The name of the size that `completed` adds."""
 
 _T = TypeVar("_T")
 
@@ -104,6 +107,29 @@ def read(path: Path) -> HotSet:
         return HotSet.model_validate_json(text)
     except ValidationError as error:
         raise HotSetUnusable(path.name, list(reasons(error))) from None
+
+
+def of_all(fingerprint: str, n_experts: Mapping[LayerKey, int]) -> HotSet:
+    """All experts of a model, in the order of their ids: where nothing is known about their use."""
+    nothing = HotSet(format=1, model=ModelId(fingerprint=fingerprint), sizes=[Size(name=EVERY_EXPERT, layers=[])])
+    return completed(nothing, n_experts)
+
+
+def completed(hot_set: HotSet, n_experts: Mapping[LayerKey, int]) -> HotSet:
+    """The same, and the largest size goes on with all experts that it does not list."""
+    listed = hot_set.largest.by_layer()
+    layers = [
+        LayerExperts(layer=key[0], set=key[1], experts=_with_the_rest(listed.get(key, []), count))
+        for key, count in n_experts.items()
+    ]
+    whole = Size(name=EVERY_EXPERT, layers=layers)
+    others = [size for size in hot_set.sizes if size.name != EVERY_EXPERT]
+    return hot_set.model_copy(update={"sizes": [*others, whole]})
+
+
+def _with_the_rest(listed: Sequence[int], count: int) -> list[int]:
+    there = set(listed)
+    return [*listed, *(expert for expert in range(count) if expert not in there)]
 
 
 def faults(hot_set: HotSet, fingerprint: str, n_experts: Mapping[LayerKey, int]) -> list[str]:

@@ -47,10 +47,12 @@ class Move(NamedTuple):
 class Heat:
     """Selections of each expert, an old one counting less. `values` [layers, n_expert]; -1: there is no such expert."""
 
-    def __init__(self, n_expert: Sequence[int], settings: Settings) -> None:
+    def __init__(self, n_expert: Sequence[int], settings: Settings, width: int = 0) -> None:
+        """`width` is the last dimension where it is more than the largest layer needs."""
         self._layers = np.arange(len(n_expert))[None, :, None]
         self._halvings = 1 / settings.half_life
-        self._exist = np.arange(max(n_expert)) < np.array(n_expert)[:, None]
+        self._exist = np.arange(width or max(n_expert)) < np.array(n_expert)[:, None]
+        self._all_exist = bool(self._exist.any(axis=0).all())
         self.values: Values = np.where(self._exist, 0.0, -1.0)
 
     def observe(self, ids: npt.NDArray[np.integer], n_sequences: int = 1) -> None:
@@ -64,6 +66,8 @@ class Heat:
             self.values[self._layers[0], ids[0]] += 1
         else:
             np.add.at(self.values, (self._layers, ids), 1)
+        if not self._all_exist:  # a column that no layer has stands for "nothing chosen"
+            self.values[:, -1] = -1
 
 
 def decide(heat: Values, resident: Resident, slots: Counts, most: int, settings: Settings) -> list[Move]:

@@ -168,6 +168,14 @@ class Residency:
         self._check(status)
         self._pointer = pointer
         self.n_layers = int(self._exports.llama_hotset_layer_count(pointer))
+        managed = [layer for layer in self.layers() if layer.reason == Reason.MANAGED]
+        self._counted = [(layer.index, layer.n_expert_used) for layer in managed]
+        self._top_k = max((used for _, used in self._counted), default=0)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some layers choose fewer experts than others, or are not counted."""
+        return len(self._counted) < self.n_layers or any(used < self._top_k for _, used in self._counted)
 
     def layer(self, index: int) -> Layer:
         """What is known about a layer now."""
@@ -212,6 +220,27 @@ class Residency:
         if count != out.size:
             raise ResidencyError(Status.INVALID, f"the last step had {count} ids in this layer, not {out.size}")
         return out
+
+    def step_ids(self, n_tokens: int, pad: int) -> npt.NDArray[np.int32] | None:
+        """What the routers of all layers chose in the last step, [n_tokens, layers, top_k of the largest].
+
+        `pad` stands where a layer chooses fewer, or is not counted. None for a step that was computed in several pieces
+        or was not counted. Cheap enough for each step.
+        """
+        out = np.full((self.n_layers, n_tokens, self._top_k), pad, np.int32)
+        read, pointer = self._exports.llama_hotset_get_ids, self._pointer
+        address, stride = out.ctypes.data, out.strides[0]
+        for index, used in self._counted:
+            n_ids = n_tokens * used
+            if used == self._top_k:
+                count = read(pointer, index, address + index * stride, n_ids)
+            else:
+                own = np.empty((n_tokens, used), np.int32)
+                count = read(pointer, index, own.ctypes.data, n_ids)
+                out[index, :, :used] = own
+            if count != n_ids:
+                return None
+        return out.transpose(1, 0, 2)
 
     def resident(self, index: int) -> list[int]:
         """Slot -> published expert, -1 for none."""

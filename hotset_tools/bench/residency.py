@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from daemon.engine.residency import WHY_NOT
+from daemon.engine.residency_report import WHY_NOT
 from daemon.errors import HotsetError
 from daemon.hotset import planner
 from daemon.hotset.planner import LayerState, Plan

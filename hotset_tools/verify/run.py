@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from daemon.engine.residency import WHY_NOT
+from daemon.engine.residency_report import WHY_NOT
 from daemon.errors import ModelUnusable
 from daemon.native import abi, library
 from daemon.native.hotset import Layer, Reason, Residency

@@ -24,7 +24,7 @@ FIRST, SECOND = {"x-api-key": "first-key"}, {"x-api-key": "second-key"}
 
 def reloading(daemon: Daemon, file: Path) -> Reloader:
     """The daemon's own wiring, over its fakes."""
-    return reloader(file, settings.read(file), daemon.fakes.services)
+    return reloader(file, settings.read(file), daemon.fakes.services, lambda _: None)
 
 
 async def test_a_key_that_is_removed_is_refused_at_once(start: Start, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_every_part_asks_for_the_limits_that_are_in_force(tmp_path: Path) 
     file.write_text("[queue]\nmax_waiting = 5\n")
     loaded = settings.read(file)
     parts = build(loaded)
-    running = reloader(file, loaded, parts.services)
+    running = reloader(file, loaded, parts.services, lambda _: None)
     file.write_text("[queue]\nmax_waiting = 2\n[engine]\nhang_seconds = 77.0\n[sampling]\ntop_k = 3\n")
     try:
         await running.reload("command")

@@ -71,7 +71,8 @@ def write_hot_set(path: Path, of: Path, n_layer: int = N_LAYER, **changes: Any) 
 
 def load_spec(model: Path, device: str, residency: dict[str, Any], load: str = "auto", **engine: Any) -> Load:
     settings = {"device": device, "threads": 1, "kv_cells": 512, "cache_type_k": "f32", "cache_type_v": "f32"}
-    config = {"model": {"path": str(model), "load": load}, "engine": settings | engine, "residency": residency}
+    static = {"frozen": True} if residency.get("hot_set") else {}
+    config = {"model": {"path": str(model), "load": load}, "engine": settings | engine, "residency": static | residency}
     return load_command(Config.model_validate(config))
 
 
@@ -106,7 +107,7 @@ def filled(experts: Experts | Off, loop: Loop, pipe: FakePipe) -> Residency:
 
 def test_answers_are_the_same_whatever_is_resident(servers: list[str], model: Path, hot_set: Path) -> None:
     with loaded(model, servers[0], {}) as (made, loop, pipe):
-        assert made.info.residency.startswith("off: residency.hot_set names no file")
+        assert made.info.residency.startswith("off: residency.vram is empty")
         assert made.info.warnings == []
         stock = answer(loop, pipe)
     for vram, slots in (("25%", 4), ("half", 8), ("all", 16)):
@@ -156,7 +157,7 @@ def test_the_reserve_limits_every_kind_of_budget(servers: list[str], model: Path
         wish = prepare(spec, check(model), [device])
         assert isinstance(wish, Wanted)
         spares = by_device([device], wish.budgets, wish.reserves)
-        return plan(wish.hot_set, wish.layers, wish.budgets, spares).devices[0]
+        return plan(wish.ranking, wish.layers, wish.budgets, spares).devices[0]
 
     for budget in ("auto", "100%", "all", "4096"):
         short = found(budget, 20)

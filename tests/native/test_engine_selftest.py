@@ -48,7 +48,8 @@ def test_the_engine_passes_and_counts_nothing(open_model: Any, tmp_path: Path) -
             idle=test,
         )
         loaded.experts.start()
-        loaded.experts._thread.join()
+        while not loaded.experts.filled:
+            loop.turn()
         for _ in range(50):
             if test.pending:
                 loop.turn()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
+from daemon.engine.mover import Mover
+from daemon.engine.placed import Placed
 from daemon.engine.residency import Experts
+from daemon.hotset.controller import Controller
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
 from daemon.hotset.reserve import Reserve, Spare
+from daemon.messages import Allowance, ResidencySpec
 from daemon.native.hotset import (
     Layer,
     Memory,
@@ -44,6 +50,7 @@ class FakeResidency:
         self.refuse_at: int | None = None
         self.staged: list[tuple[int, int, int]] = []
         self.closed = False
+        self.owners = [[-1] * one.n_slots for one in layers]
 
     @property
     def n_layers(self) -> int:
@@ -60,11 +67,15 @@ class FakeResidency:
             raise ResidencyError(Status.FAILED, "the device is gone")
         self.staged.append((index, expert, slot))
 
-    def publish(self, moves: Iterable[Move], *, wait: bool) -> None:
-        assert not wait, "a context that is freed has no next boundary"
+    def resident(self, index: int) -> list[int]:
+        return list(self.owners[index])
+
+    def publish(self, moves: Iterable[Move]) -> None:
         for index, slot, expert in moves:
-            assert (index, expert, slot) in self.staged
-            self.found[index] = replace(self.found[index], n_resident=self.found[index].n_resident + 1)
+            assert expert < 0 or (index, expert, slot) in self.staged
+            self.owners[index][slot] = expert
+            n_resident = sum(owner >= 0 for owner in self.owners[index])
+            self.found[index] = replace(self.found[index], n_resident=n_resident)
 
     def set_state(self, state: State) -> None:
         self.state = state
@@ -77,12 +88,19 @@ def made(
     residency: FakeResidency, why: str = "", wholly: tuple[ExpertLayer, ...] = (), spare: Spare | None = None
 ) -> Experts:
     plan = Plan({0: [7, 3, 1, 0], 1: [2, 5, 4, 6]}, (DevicePlan("V0", "50%", 12 * MIB, 10 * MIB, why, spare),))
-    return Experts(cast(Residency, residency), lambda: None, "hot.json", plan, wholly, ["V0"])
+    n = residency.n_layers
+    controller = Controller([8] * n, [MIB] * n, bytes_per_second=0.0)
+    placed = Placed(plan, "hot.json", ResidencySpec(frozen=True, upload=100.0))
+    mover = Mover(cast(Residency, residency), controller, plan.experts)
+    return Experts(cast(Residency, residency), lambda: None, placed, wholly, ["V0"], mover, lambda _: placed)
 
 
 def filled(experts: Experts) -> Experts:
     experts.start()
-    experts._thread.join(10)
+    deadline = time.monotonic() + 10
+    while not (experts.mover.seeded or experts.mover.fault):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     return experts
 
 
@@ -98,6 +116,8 @@ def test_it_is_filling_until_every_planned_expert_is_there() -> None:
     after = filled(experts).status()
     assert (after.state, after.filled, after.uploaded_bytes) == ("on", 1.0, 8 * MIB)
     assert residency.staged[:2] == [(0, 7, 0), (0, 3, 1)]
+    assert (after.placement, after.moves, after.hit_rate) == ("static", 0, None)
+    assert after.upload == Allowance(asked="100 MiB/s", effective="0 MiB/s", why="residency.frozen is true")
     assert (after.devices[0].bytes, after.devices[0].resident, after.devices[0].asked_bytes) == (10 * MIB, 8, 12 * MIB)
     experts.close()
     assert residency.closed
@@ -120,15 +140,15 @@ def test_an_upload_that_fails_keeps_what_is_there() -> None:
     residency.refuse_at = 6
     status = filled(made(residency)).status()
     assert (status.state, status.filled) == ("on", 0.5)
-    assert "the upload ended early: the device is gone" in status.reason
+    assert "uploads ended early: the device is gone" in status.reason
 
 
 def test_no_thread_for_the_upload_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+    def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     experts = made(FakeResidency(layer(0), layer(1)))
-    monkeypatch.setattr(experts._thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     experts.start()
     assert "no thread can be started" in experts.status().reason
     experts.close()

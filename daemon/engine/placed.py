@@ -1,0 +1,29 @@
+"""What [residency] came to in one engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daemon.hotset.placement import Plan
+from daemon.messages import Allowance, ResidencySpec
+
+
+@dataclass(frozen=True)
+class Placed:
+    """`plan` says who has slots; the experts in them are those of the hot set `file` where one is named."""
+
+    plan: Plan
+    file: str
+    spec: ResidencySpec
+
+    @property
+    def frozen(self) -> bool:
+        """Whether experts stay where they are."""
+        return self.spec.frozen
+
+    def upload(self) -> Allowance:
+        """Bytes per second that moves may take."""
+        asked = f"{self.spec.upload:g} MiB/s"
+        if self.frozen:
+            return Allowance(asked=asked, effective="0 MiB/s", why="residency.frozen is true")
+        return Allowance(asked=asked, effective=asked)

@@ -1,0 +1,254 @@
+"""Experts that follow the traffic in the engine: they move while it decodes, and the answers stay the same.
+
+The device is a CPU behind the RPC backend and all weights are F32: numbers may not depend on what is resident at all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daemon.config import Config
+from daemon.engine.loading import Loaded
+from daemon.engine.loop import Loop
+from daemon.engine.residency import Experts
+from daemon.engine.roster import Limits
+from daemon.messages import Adjust, Done, Residency, ResidencySpec, Sampling, Submit, Tokens
+from daemon.model_files import load_command, residency_spec
+from daemon.native.gguf_check import check
+from tests.engine_fakes import FakePipe
+from tests.minigguf import write_moe
+from tests.residency_bench import rpc_server
+
+N_EXPERT, N_LAYER, TOP_K = 16, 4, 4
+SIZES: dict[str, Any] = {"n_layer": N_LAYER, "n_embd": 256, "n_head": 4, "n_head_kv": 2, "head_size": 64}
+SIZES |= {"n_vocab": 512, "n_expert": N_EXPERT, "n_expert_used": TOP_K, "n_ff": 256}
+EXPERT_MIB = 0.75
+MIB = 1 << 20
+N_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def server(library_path: Path) -> Iterator[str]:
+    with rpc_server(library_path) as found:
+        yield found.device
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_moe(tmp_path_factory.mktemp("model") / "m.gguf", experts="F32", layers="F32", vocab="F32", **SIZES)
+
+
+class Engine:
+    """A loop that is turned by the test."""
+
+    def __init__(self, made: Loaded) -> None:
+        self.made, self.pipe = made, FakePipe()
+        limits = Limits(n_ubatch=512, max_sequences=8, kv_cells=512, n_ctx=512)
+        self.loop = Loop(made.context, made.vocab, self.pipe, limits, residency=made.experts)
+        self._n = 0
+
+    @property
+    def experts(self) -> Experts:
+        assert isinstance(self.made.experts, Experts)
+        return self.made.experts
+
+    def submit(self, start: int = 7, n: int = N_TOKENS) -> str:
+        self._n += 1
+        prompt = [start * i % 500 for i in range(40)]
+        sampling = Sampling(temperature=0, ignore_eos=True)
+        self.pipe.put(Submit(id=str(self._n), prompt=prompt, max_tokens=n, sampling=sampling))
+        return str(self._n)
+
+    def answer(self, start: int = 7, n: int = N_TOKENS) -> list[int]:
+        name = self.submit(start, n)
+        self.turn_until(lambda: self.pipe.end(name) is not None)
+        return self.tokens(name)
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for event in self.pipe.events(name) if isinstance(event, Tokens) for token in event.tokens]
+
+    def done(self, name: str) -> Done:
+        end = self.pipe.end(name)
+        assert isinstance(end, Done)
+        return end
+
+    def turn_until(self, ended: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not ended():
+            assert time.monotonic() < deadline
+            self.loop.turn()
+
+    def adjust(self, **residency: Any) -> None:
+        self.pipe.put(Adjust(residency=spec(**residency)))
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether status shows everything that was moved."""
+        picture = self.experts.mover.picture
+        return picture.at_rest and picture.n_moves == self.experts.residency.statistics().staged
+
+    def status(self) -> Residency:
+        return self.experts.status()
+
+
+def config(model: Path, device: str, residency: dict[str, Any], **engine: Any) -> Config:
+    settings = {"device": device, "threads": 1, "kv_cells": 512, "cache_type_k": "f32", "cache_type_v": "f32"}
+    return Config.model_validate(
+        {"model": {"path": str(model)}, "engine": settings | engine, "residency": residency | {"reserve": 0}}
+    )
+
+
+def spec(**residency: Any) -> ResidencySpec:
+    return residency_spec(Config.model_validate({"residency": residency | {"reserve": 0}}))
+
+
+@contextmanager
+def running(model: Path, device: str, **residency: Any) -> Iterator[Engine]:
+    with Loaded(load_command(config(model, device, residency)), lambda _: None) as made:
+        engine = Engine(made)
+        made.experts.start()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def stock(model: Path) -> dict[int, list[int]]:
+    with Loaded(load_command(config(model, "cpu", {}, repack=False)), lambda _: None) as made:
+        engine = Engine(made)
+        return {start: engine.answer(start) for start in (7, 11, 13)}
+
+
+def test_slots_fill_with_what_is_used_and_answers_stay(server: str, model: Path, stock: dict[int, list[int]]) -> None:
+    with running(model, server, vram="50%") as engine:
+        before = engine.status()
+        assert (before.placement, before.moves, before.hit_rate) == ("live", 0, None)
+        assert {layer.slots for layer in before.layers} == {N_EXPERT // 2}
+        for start in (7, 11, 13, 7):
+            assert engine.answer(start) == stock[start]
+        engine.turn_until(lambda: engine.at_rest)
+        status = engine.status()
+        assert status.state == "on"
+        assert status.moves >= sum(layer.resident for layer in status.layers) > 0
+        assert all(0 < layer.resident <= N_EXPERT // 2 for layer in status.layers)
+        assert status.hit_rate is not None
+        assert 0 < status.hit_rate <= 1
+        heat = status.layers[0].heat
+        assert heat is not None
+        assert 0 < heat.resident_share <= 1
+        assert 1 <= heat.for_half <= heat.for_ninety <= N_EXPERT
+        assert status.uploaded_bytes == status.moves * EXPERT_MIB * MIB
+
+
+def test_only_decode_steps_teach(server: str, model: Path) -> None:
+    with running(model, server, vram="50%") as engine:
+        name = engine.submit(n=1)
+        engine.turn_until(lambda: engine.pipe.end(name) is not None)
+        assert engine.done(name).expert_selections == 0
+        assert engine.experts.mover.controller.n_tokens == 0
+        name = engine.submit(n=9)
+        engine.turn_until(lambda: engine.pipe.end(name) is not None)
+        done = engine.done(name)
+        assert done.expert_selections == 8 * N_LAYER * TOP_K
+        assert 0 <= done.expert_hits <= done.expert_selections
+        engine.turn_until(lambda: engine.experts.mover.controller.n_tokens == 8)
+
+
+def test_what_teaches_is_what_the_routers_chose(server: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(model, server, vram="25%") as engine:
+        seen: list[np.ndarray] = []
+        observe = engine.experts.mover.observe
+
+        def note(ids: np.ndarray, n_sequences: int) -> None:
+            residency = engine.experts.residency
+            each = [residency.router_ids(layer, len(ids)) for layer in range(N_LAYER)]
+            assert (ids == np.stack(each, axis=1)).all()
+            assert n_sequences == len(ids)
+            seen.append(ids)
+            observe(ids, n_sequences)
+
+        monkeypatch.setattr(engine.experts.mover, "observe", note)
+        names = [engine.submit(start, 12) for start in (7, 11, 13)]
+        engine.turn_until(lambda: all(engine.pipe.end(name) for name in names))
+        assert max(map(len, seen)) == 3
+        assert sum(map(len, seen)) == 3 * 11
+
+
+def test_budgets_change_while_answers_run(server: str, model: Path, stock: dict[int, list[int]]) -> None:
+    with running(model, server, vram="25%") as engine:
+        names = {start: engine.submit(start) for start in stock}
+        for share in (0.5, 0.125, 1.0, 0.0, 0.25):
+            engine.adjust(vram=f"{share * 100:g}%")
+            slots = round(share * N_EXPERT)
+            for _ in range(3):
+                engine.loop.turn()
+            engine.turn_until(lambda slots=slots: {layer.slots for layer in engine.status().layers} == {slots})
+            engine.turn_until(lambda share=share: engine.status().devices[0].asked == f"{share * 100:g}%")
+            (device,) = engine.status().devices
+            assert device.bytes == (N_LAYER * (slots + 1) * EXPERT_MIB * MIB if slots else 0)
+            assert all(layer.resident <= slots for layer in engine.status().layers)
+        engine.turn_until(lambda: all(engine.pipe.end(name) for name in names.values()))
+        for start, name in names.items():
+            assert engine.tokens(name) == stock[start]
+        engine.answer(7)
+        assert all(layer.resident > 0 for layer in engine.status().layers)
+
+
+def test_a_budget_of_nothing_says_so_and_can_be_raised(server: str, model: Path, stock: dict[int, list[int]]) -> None:
+    with running(model, server, vram=0) as engine:
+        assert engine.answer() == stock[7]
+        assert engine.status().reason.startswith("off: no expert has a slot: RPC0 was asked for 0 MiB")
+        engine.adjust(vram="50%")
+        engine.turn_until(lambda: engine.status().devices[0].slots > 0)
+        assert engine.answer() == stock[7]
+        assert engine.status().state == "on"
+
+
+def test_frozen_and_pace_are_live(server: str, model: Path) -> None:
+    with running(model, server, vram="25%", upload=0.0) as engine:
+        engine.answer()
+        assert (engine.status().moves, engine.status().devices[0].resident) == (0, 0)
+        engine.adjust(vram="25%", upload=100.0)
+        engine.turn_until(lambda: engine.status().upload.effective == "100 MiB/s")  # type: ignore[union-attr]
+        engine.answer()
+        engine.turn_until(lambda: engine.status().moves > 0)
+
+
+def test_the_hot_set_comes_first_and_gives_way_to_what_is_used(server: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hot.json"
+    layers = [{"layer": layer, "experts": [3, 1]} for layer in range(N_LAYER)]
+    content = {"format": 1, "model": {"fingerprint": check(model).fingerprint}}
+    path.write_text(json.dumps(content | {"sizes": [{"name": "few", "layers": layers}]}), "utf-8")
+    with running(model, server, hot_set=str(path), vram="25%") as engine:
+        engine.turn_until(lambda: engine.experts.mover.seeded)
+        assert [set(engine.experts.residency.resident(layer)) for layer in range(N_LAYER)] == [{3, 1, -1}] * N_LAYER
+        assert engine.status().moves == 0
+        for start in (7, 11, 13):
+            engine.answer(start)
+        status = engine.status()
+        assert status.moves > 0
+        assert {layer.slots for layer in status.layers} == {4}
+        engine.turn_until(lambda: {layer.resident for layer in engine.status().layers} == {4})
+
+
+def test_an_engine_without_slots_says_what_a_change_needs(model: Path) -> None:
+    with Loaded(load_command(config(model, "cpu", {})), lambda _: None) as made:
+        engine = Engine(made)
+        engine.adjust(vram="50%")
+        engine.loop.turn()
+        assert made.experts.status().reason.endswith("needs a new load (`hotset reload --load`)")
+
+
+def test_it_ends_in_the_middle_of_moves(server: str, model: Path) -> None:
+    with running(model, server, vram="50%", upload=1.0) as engine:
+        engine.submit()
+        for _ in range(12):
+            engine.loop.turn()
+        engine.adjust(vram="25%")
+        engine.loop.turn()
