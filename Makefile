@@ -9,11 +9,12 @@ GROUPS := pure api build native docs system
 # Compiled modules are kept whatever the environment says: the tests start many processes.
 TEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q
 
-.PHONY: help setup serve test $(GROUPS:%=test-%) check lock clean
+.PHONY: help setup serve demo test $(GROUPS:%=test-%) check lock clean
 
 help:
 	@echo "make setup   .venv and the native library (BACKEND=auto|cpu|vulkan|hip|cuda)"
 	@echo "make serve   set up and run the daemon with CONFIG=config.toml"
+	@echo "make demo    set up and serve with a CPU in place of a graphics card: for watching experts move, not for speed"
 	@echo "make test    set up and run every test group; make test-pure runs one"
 	@echo "make check   ruff, mypy, and the patch series"
 	@echo "make lock    resolve requirements.lock anew"
@@ -24,6 +25,9 @@ setup:
 
 serve: setup
 	@exec $(BIN)/hotsetd $(CONFIG)
+
+demo: setup
+	@exec $(BIN)/hotset demo $(CONFIG)
 
 # All groups run even if one fails, so that one run tells everything.
 test: setup

@@ -26,6 +26,7 @@ class Entry(NamedTuple):
 COMMANDS = {
     "bench": Entry("hotset_tools.bench", "app", "Measure the engine, and hotsetd beside llama-server."),
     "build": Entry("hotset_tools.build_command", "command", "Build the native library into the cache."),
+    "demo": Entry("hotset_tools.demo", "command", "Serve with a CPU as the device, to watch experts move."),
     "doctor": Entry("hotset_tools.doctor", "command", "Tell what this machine has, lacks and would use."),
     "hot-set": Entry("hotset_tools.hot_set", "command", "Rank a model's experts by texts, for residency.hot_set."),
     "inspect": Entry("hotset_tools.inspect", "command", "Describe a GGUF file: experts, sizes, context."),
