@@ -25,8 +25,10 @@ WHOLE_MARGIN = 0.05
 SCATTERED_MARGIN = 0.2
 """A plan with full layers at the end, or anywhere, must be predicted faster than equal shares by so much.
 
-Steps with equal shares took 0.99 to 1.14 times what the prices say, those with full layers between partial ones up to
-1.4 times: the device's next part can be recorded ahead only where it is short, and a full layer makes it long.
+On an H200 (docs/benchmarks.md, older reports too) steps with equal shares took 0.80 to 1.14 times what the prices say.
+With 21 to 36 of 48 layers full, between partial ones, they took 1.24 to 1.39 times, with 26 and 40 full ones at the end
+1.00 and 1.44 times. A likely reason: the device's next part can be recorded ahead only where it is short, and full
+layers make it long.
 """
 
 

@@ -126,8 +126,10 @@ def _circumstances(head: dict[str, Any]) -> str:
     shape = f"{model['layers']} layers, {model['experts']} experts, top {model['top_k']}"
     sizes = f"{model['expert_bytes'] / 1e9:.1f} GB of experts and {model['other_bytes'] / 1e9:.1f} GB of other weights"
     threads = ", ".join(map(str, settings["threads"]))
+    series = head["build"]["ours"].get("series", "unknown")
     return (
-        f"{machine}; {card}. {model['name']}: {model['architecture']}, {shape}, {sizes}. Stock: {head['stock']}. "
+        f"{machine}; {card}. {model['name']}: {model['architecture']}, {shape}, {sizes}. Library: series {series}. "
+        f"Stock: {head['stock']}. "
         f"{settings['rounds']} rounds, ubatch {settings['ubatch']}, threads {threads}, load {settings['load']}, "
         f"seed {settings['seed']}."
     )

@@ -228,7 +228,7 @@ def test_cells() -> None:
 
 class TestTables:
     HEAD: dict[str, Any] = {  # noqa: RUF012
-        "date": "2026-12-01", "stock": "unpatched build",
+        "date": "2026-12-01", "stock": "unpatched build", "build": {"ours": {"series": "0123456789ab"}, "peer": {}},
         "hardware": {"cpu": "Some CPU", "cores": 16, "ram": 1 << 37, "driver": "NVIDIA 1.2",
                      "devices": [{"description": "A card"}]},
         "model": {"name": "m.gguf", "architecture": "qwen3moe", "layers": 4, "experts": 8, "top_k": 2,
@@ -250,6 +250,7 @@ class TestTables:
         text = tables.tables([("a.json", report)])
         assert "### 2026-12-01: A card, local routing (`a.json`)" in text
         assert "Some CPU, 16 cores, 128 GiB; Vulkan0, driver NVIDIA 1.2" in text.replace("\n", " ")
+        assert "Library: series 0123456789ab. Stock: unpatched build." in text.replace("\n", " ")
         assert (
             "| 50% | 1 | static, planner (4 partial) | 0.50 | 10.0 (t 8) | 5.0 (n 2, t 16) | 2.00 (2.00-2.00) |" in text
         )
@@ -258,6 +259,11 @@ class TestTables:
         assert "- too hot" in text
         columns = {line.count("|") for line in text.splitlines() if line.startswith(("| 50% | 1 |", "| budget | seq"))}
         assert len(columns) == 1
+
+    def test_a_library_without_a_record_of_its_build_has_an_unknown_series(self, report: Report) -> None:
+        head = {**self.HEAD, "build": {"ours": {"directory": "lib"}}}
+        text = tables.tables([("a.json", report.model_copy(update={"head": head}))])
+        assert "Library: series unknown. Stock: unpatched build." in text.replace("\n", " ")
 
     def test_tables_go_between_the_markers(self, report: Report) -> None:
         page = f"before\n\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
