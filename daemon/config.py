@@ -96,6 +96,7 @@ class ResidencySection(Section):
     reserve: str | int | dict[str, str | int] = live("auto")
     frozen: bool = live(False)
     upload: float = live(2048.0, ge=0, le=1_048_576)
+    gate: bool = live(True)
 
     @field_validator("vram", mode="before")
     @classmethod

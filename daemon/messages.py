@@ -82,6 +82,7 @@ class ResidencySpec(Message):
     reserve: dict[str, str] = {}
     frozen: bool = False
     upload: float = 0.0
+    gate: bool = True
 
 
 class Load(Message):

@@ -83,4 +83,5 @@ def residency_spec(config: Config) -> ResidencySpec:
         reserve={name: str(asked) for name, asked in reserve.parse_all(residency.reserve).items()},
         frozen=residency.frozen,
         upload=residency.upload,
+        gate=residency.gate,
     )

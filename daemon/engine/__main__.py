@@ -76,7 +76,7 @@ def _serve(loaded: Loaded, pipe: Pipe) -> None:
         pipe,
         limits,
         residency=loaded.experts,
-        idle=loaded.selftest(),
+        idle=loaded.idle(),
         suppressed=loaded.model.suppressed_tokens(),
         eog=tuple(sorted(loaded.vocab.eog)),
     )

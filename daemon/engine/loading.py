@@ -9,13 +9,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 
-from daemon.engine import memory, placing, sizes, wanted
-from daemon.engine.proofs import Key, Proofs
+from daemon.engine import memory, placing, probe, sizes, wanted
+from daemon.engine.arms import Arms
+from daemon.engine.idle import IdleWorks
+from daemon.engine.probe import Measured, Probe
+from daemon.engine.proofs import Proofs
 from daemon.engine.residency import Experts
 from daemon.engine.selftest import N_CELLS, SelfTest
+from daemon.engine.store import Key, Store
 from daemon.engine.wanted import Off, Wanted
 from daemon.errors import ModelUnusable
 from daemon.hotset.budget import EVERY_DEVICE
@@ -86,13 +91,35 @@ class Loaded:
         proofs = proofs or Proofs(locate.cache_root() / "selftests")
         return SelfTest(self.context, experts, tokens, proofs, self._tested(experts), bos)
 
+    def probe(self, store: Store[Measured] | None = None) -> Probe | None:
+        """What times experts in VRAM once the engine is idle; None where none can have a slot, or there are no cells.
+
+        `store` replaces that of the cache.
+        """
+        experts = self.experts
+        if not isinstance(experts, Experts) or not experts.slots() or self.info.n_ctx < probe.N_CELLS:
+            return None
+        tokens = self.vocab.tokenize(TEXT, add_special=False, parse_special=False)
+        store = store or Store(locate.cache_root() / "prices", Measured)
+        arms = Arms(experts.residency, experts)
+        made = Probe(self.context, arms, tokens, store, self._key({}), experts.gatekeeper)
+        experts.gatekeeper.compare = made.compare
+        return made
+
+    def idle(self) -> IdleWorks:
+        """Everything that is to be done while nobody asks for anything."""
+        return IdleWorks([work for work in (self.selftest(), self.probe()) if work is not None])
+
     def _tested(self, experts: Experts) -> Key:
         """What the self-test depends on."""
-        settings = self._spec.model_dump(exclude={"kind", "model", "name", "residency"})
         placed = experts.placed
         experts_by_layer = {index: list(ids) for index, ids in placed.plan.experts.items()}
         slots = {index: len(ids) for index, ids in placed.plan.experts.items()}
-        settings |= {"experts": experts_by_layer} if placed.frozen else {"slots": slots}
+        return self._key({"experts": experts_by_layer} if placed.frozen else {"slots": slots})
+
+    def _key(self, more: dict[str, Any]) -> Key:
+        """What is measured here depends on all of this."""
+        settings = self._spec.model_dump(exclude={"kind", "model", "name", "residency"}) | more
         build = Path(os.environ[locate.OVERRIDE])
         return Key(
             build=f"{self.info.build}, {build.name}, {(build / 'libllama.so').stat().st_mtime_ns}",

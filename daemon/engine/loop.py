@@ -96,7 +96,7 @@ class Loop:
         self._was_busy = self._was_busy or self._roster.busy
         stepped = self._step()
         if not stepped and self._residency is not None:
-            self._residency.rest()
+            self._residency.synchronize()
         self._send()
         if stepped:
             self._times.add(self._clock() - started, self._decode_seconds, self._sample_seconds, self._n_sampled)
@@ -187,7 +187,6 @@ class Loop:
         code = self._decode(parts)
         if code == DECODED:
             self._n_refused = 0
-            self._learn(parts)
             for sequence, n in parts:
                 sequence.n_past += n
             for sequence, _ in parts:
@@ -202,16 +201,6 @@ class Loop:
                     self._compute([part])
         else:
             self._fail(parts[0][0], "engine_failed", f"The engine could not compute this request (code {code}).")
-
-    def _learn(self, parts: list[Part]) -> None:
-        """What a step of generated tokens alone chose is what experts are placed by, and part of each answer's end."""
-        if self._residency is None or not all(sequence.decoding for sequence, _ in parts):
-            return
-        found = self._residency.decoded(len(parts))
-        if found is not None:
-            for (sequence, _), hits, selections in zip(parts, *found.tolist(), strict=True):
-                sequence.expert_hits += hits
-                sequence.expert_selections += selections
 
     def _make_room(self) -> None:
         """Llama.cpp found no cells where the count says there are: the youngest waits, or fails if that helps not."""
@@ -231,10 +220,26 @@ class Loop:
             rows.extend((tokens[at], at, seq_id, False) for at in range(start, end - 1))
             rows.append((tokens[end - 1], end - 1, seq_id, wanted))
             sequence.row = len(rows) - 1 if wanted else -1
+        width = len(parts) if all(sequence.decoding for sequence, _ in parts) else 0
+        if self._residency is not None:
+            self._residency.prepare(width)
         before = self._clock()
         code = self._context.decode(rows)
-        self._decode_seconds += self._clock() - before
+        if width and self._residency is not None:
+            self._residency.synchronize()
+        seconds = self._clock() - before
+        self._decode_seconds += seconds
+        if width and code == DECODED and self._residency is not None:
+            self._learn(self._residency, parts, seconds)
         return code
+
+    def _learn(self, residency: ResidencyPort, parts: list[Part], seconds: float) -> None:
+        """What a step of generated tokens chose is what experts are placed by, and told at each answer's end."""
+        found = residency.decoded(len(parts), seconds)
+        if found is not None:
+            for (sequence, _), hits, selections in zip(parts, *found.tolist(), strict=True):
+                sequence.expert_hits += hits
+                sequence.expert_selections += selections
 
     def _next_token(self, sequence: Sequence) -> None:
         before = self._clock()

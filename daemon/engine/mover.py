@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from daemon.hotset.controller import EMPTY, Batch, Controller, Ids, Spread, Upload, spread
-from daemon.native.hotset import Residency, ResidencyError
+from daemon.native.hotset import Move, Residency, ResidencyError
 
 PICTURE_SECONDS = 0.25
 """How old what `picture` shows may be while tokens are decoded."""
@@ -55,6 +55,7 @@ class Mover:
     picture: Picture = field(default_factory=Picture, init=False)
     fault: str = field(default="", init=False)
     seeded: bool = field(default=False, init=False)
+    held: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -79,9 +80,9 @@ class Mover:
         """Whether the thread works or waits for work."""
         return self._thread.is_alive()
 
-    def observe(self, ids: Ids, n_sequences: int) -> None:
-        """A decode step of so many sequences chose `ids` [n_tokens, layers, top_k]."""
-        self._inbox.put(partial(self.controller.observe, ids, n_sequences))
+    def observe(self, ids: Ids, n_sequences: int, ranks: bool = True) -> None:
+        """A decode step of so many sequences chose `ids` [n_tokens, layers, top_k]; see `Controller.observe`."""
+        self._inbox.put(partial(self.controller.observe, ids, n_sequences, ranks))
 
     def post(self, order: Callable[[], None]) -> None:
         """Let the thread do something between two turns; it may call `resize` and the controller."""
@@ -90,6 +91,14 @@ class Mover:
     def pause(self, paused: bool) -> None:
         """Whether to leave all experts where they are; orders are still done, and steps observed."""
         self.post(partial(setattr, self, "_paused", paused))
+
+    def hold(self) -> None:
+        """Touch nothing until `release`; `held` once that is so."""
+        self.post(self._hold)
+
+    def release(self, missing: Sequence[Move], paused: bool) -> None:
+        """Look at the slots again, bring these experts back into them, and go on unless paused."""
+        self.post(partial(self._release, missing, paused))
 
     def stop(self, synchronize: Callable[[], None]) -> None:
         """End the thread, from that of the engine."""
@@ -111,6 +120,16 @@ class Mover:
                 patience = self._draw(self._turn())
         except ResidencyError as error:
             self.fault = error.message
+
+    def _hold(self) -> None:
+        self._publish(())
+        self._paused = self.held = True
+
+    def _release(self, missing: Sequence[Move], paused: bool) -> None:
+        for index in range(self.residency.n_layers):
+            self.controller.adopt(index, self.residency.resident(index))
+        self._carry_out(self.controller.refill(missing))
+        self._paused, self.held = paused, False
 
     def resize(self, slots: Sequence[int]) -> None:
         """Give layers other numbers of slots, -1: as it is. First those that lose some, then the others.
@@ -157,7 +176,8 @@ class Mover:
         now = self.clock()
         seconds, self._last = now - self._last, now
         if self._paused:
-            self._publish(())
+            if not self.held:
+                self._publish(())
             return None
         batch = self.controller.batch(seconds)
         self._carry_out(batch)

@@ -17,6 +17,11 @@ class Placed:
     spec: ResidencySpec
 
     @property
+    def gated(self) -> bool:
+        """Whether what does not pay is switched off."""
+        return self.spec.gate
+
+    @property
     def frozen(self) -> bool:
         """Whether experts stay where they are."""
         return self.spec.frozen

@@ -15,7 +15,10 @@ from daemon.engine.wanted import Off, Wanted
 from daemon.hotset import placement, reserve
 from daemon.hotset.budget import MIB, Budget, parse
 from daemon.hotset.controller import Controller
+from daemon.hotset.curves import OBSERVED_TOKENS, expected, observed
+from daemon.hotset.judge import Judge
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
+from daemon.hotset.refit import refit
 from daemon.hotset.reserve import Reserved, Spare
 from daemon.messages import Device, ResidencySpec
 from daemon.native.context import Context
@@ -62,16 +65,62 @@ def _place(
         padded=residency.ragged,
     )
     mover = Mover(residency, controller, wanted.seeds(plan, layers))
+    follower = Follower(placer, mover)
+    placed = Placed(plan, wanted.file, wanted.spec)
+    return Experts(residency, context.synchronize, placed, layers, names, mover, follower)
 
-    def follow(spec: ResidencySpec) -> Placed:
+
+@dataclass(frozen=True)
+class Follower:
+    """Changes the slots of an engine that serves, on the mover's thread."""
+
+    placer: Placer
+    mover: Mover
+
+    def follow(self, spec: ResidencySpec) -> Placed:
         """Put what is live of another [residency] into force."""
-        controller.pace(0.0 if spec.frozen else spec.upload * MIB)
+        self.mover.controller.pace(0.0 if spec.frozen else spec.upload * MIB)
         budgets = {name: parse(text) for name, text in spec.vram.items()}
         reserves = {name: reserve.parse(text) for name, text in spec.reserve.items()}
-        return Placed(placer.place(budgets, reserves, mover.resize), wanted.file, spec)
+        return Placed(self.placer.place(budgets, reserves, self.mover.resize), self.placer.wanted.file, spec)
 
-    placed = Placed(plan, wanted.file, wanted.spec)
-    return Experts(residency, context.synchronize, placed, layers, names, mover, follow)
+    def refit(self, placed: Placed, judge: Judge) -> Placed:
+        """Other slots within the same budgets, where they are predicted to be clearly faster."""
+        control = self.mover.controller
+        found = self.placer.residency.layers()
+        managed = [layer.index for layer in found if layer.reason is Reason.MANAGED]
+        known = control.n_ranked >= OBSERVED_TOKENS
+        hits = control.curves()[managed]
+        curves = observed(hits, control.n_ranked, [expected(found[index].n_expert) for index in managed])
+        slots = [-1] * len(found)
+        for account in placed.plan.devices:
+            own = [layer.index for layer in self.placer.layers if layer.device == account.device and not layer.wholly]
+            places = [managed.index(index) for index in own]
+            wholly = sum(layer.bytes for layer in self.placer.layers if layer.wholly and layer.device == account.device)
+            better = refit(
+                judge.prices(),
+                [judge.layers[place] for place in places],
+                [curves[place] for place in places],
+                hits[places] if known else None,
+                [found[index].n_slots for index in own],
+                account.effective_bytes - wholly,
+            )
+            for index, n in zip(own, better or (), strict=bool(better)):
+                slots[index] = n
+        return self._changed(placed, slots)
+
+    def _changed(self, placed: Placed, slots: Sequence[int]) -> Placed:
+        if all(n < 0 for n in slots):
+            return placed
+        try:
+            self.mover.resize(slots)
+        except ResidencyError as error:
+            if error.refusal is not Status.NO_MEMORY:
+                raise
+        ranking = self.placer.wanted.ranking.largest.by_layer()
+        now = self.placer.residency.layers()
+        experts = {layer.index: ranking.get(layer.key, [])[: now[layer.index].n_slots] for layer in self.placer.layers}
+        return replace(placed, plan=replace(placed.plan, experts=experts))
 
 
 def _placeable(found: Sequence[Layer], wanted: Wanted, names: Sequence[str], whole: Sequence[int]) -> list[ExpertLayer]:

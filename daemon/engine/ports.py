@@ -67,14 +67,17 @@ class ResidencyPort(Protocol):
     def status(self) -> Residency:
         """The state of this moment."""
 
-    def decoded(self, n_tokens: int) -> npt.NDArray[np.int64] | None:
-        """A step that computed a generated token for each of so many sequences is over.
+    def prepare(self, width: int) -> None:
+        """The next step computes a generated token for each of `width` sequences; 0: a prompt is in it."""
 
-        Returns [2, n_tokens]: selections of experts in VRAM, and all of them; None where that is not known.
+    def synchronize(self) -> None:
+        """Wait for what was begun."""
+
+    def decoded(self, width: int, seconds: float) -> npt.NDArray[np.int64] | None:
+        """A step of one generated token for each of `width` sequences is over.
+
+        Returns [2, width]: selections of experts in VRAM, and all of them; None where that is not known.
         """
-
-    def rest(self) -> None:
-        """Nothing is computed now."""
 
     def adjust(self, spec: ResidencySpec) -> None:
         """Follow what is live of another [residency]."""

@@ -32,11 +32,14 @@ class Off:
     def start(self) -> None:
         """Nothing to do."""
 
-    def decoded(self, _n_tokens: int) -> None:
-        """Nothing is learned."""
+    def prepare(self, width: int) -> None:
+        """There is one way only."""
 
-    def rest(self) -> None:
-        """Nothing waits."""
+    def synchronize(self) -> None:
+        """Nobody needs it."""
+
+    def decoded(self, _width: int, _seconds: float) -> None:
+        """Nothing is learned."""
 
     def adjust(self, spec: ResidencySpec) -> None:
         """Slots need weights that were loaded for it."""

@@ -76,7 +76,7 @@ class Controller:
         self._serving: Resident = np.zeros((len(n_expert), width), bool)
         self._taken: Resident = self._serving.copy()
         self._hits, self._selections = np.zeros(len(n_expert)), np.zeros(len(n_expert))
-        self.n_tokens = self.n_moves = 0
+        self.n_tokens = self.n_ranked = self.n_moves = 0
         self.pace(bytes_per_second)
 
     # -- what is known
@@ -112,13 +112,15 @@ class Controller:
         burst = max(bytes_per_second * BURST_SECONDS, float(self._bytes.max())) if self._moving else 0.0
         self._pace = Pace(bytes_per_second, burst)
 
-    def observe(self, ids: Ids, n_sequences: int) -> None:
-        """A decode step chose `ids` for so many sequences."""
+    def observe(self, ids: Ids, n_sequences: int, ranks: bool = True) -> None:
+        """A decode step chose `ids` for so many sequences; `ranks`: heat is warm enough to tell how hot they were."""
         found, counted = self._found(ids)
         decay = 0.5 ** (len(ids) / RECENT_TOKENS)
         self._hits = self._hits * decay + found.sum(axis=(0, 2))
         self._selections = self._selections * decay + counted.sum(axis=(0, 2))
-        self.ranks.observe(self.heat.values, ids)
+        if ranks:
+            self.ranks.observe(self.heat.values, ids)
+            self.n_ranked += len(ids)
         self.heat.observe(ids, n_sequences)
         self.n_tokens += len(ids)
 
@@ -140,6 +142,15 @@ class Controller:
         missing = [expert for expert in experts if not self._taken[layer, expert]]
         free = [slot for slot, owner in enumerate(self._owner[layer]) if owner == EMPTY]
         return Batch((), tuple(self._assign(layer, expert, slot) for expert, slot in zip(missing, free, strict=False)))
+
+    def refill(self, missing: Iterable[tuple[int, int, int]]) -> Batch:
+        """Bring experts back into their slots, as (layer, slot, expert), where nobody else came meanwhile."""
+        uploads = [
+            self._assign(layer, expert, slot)
+            for layer, slot, expert in missing
+            if slot < len(self._owner[layer]) and self._owner[layer][slot] == EMPTY and not self._taken[layer, expert]
+        ]
+        return Batch((), tuple(uploads))
 
     def batch(self, seconds: float) -> Batch:
         """The most useful moves, at most one a layer, after so many seconds since the last call."""

@@ -35,6 +35,11 @@ class Judge:
         self._measured, self._layers = prices, list(layers)
         self._corrections: dict[int, Correction] = {}
 
+    @property
+    def layers(self) -> list[LayerFacts]:
+        """In the order of all lists."""
+        return list(self._layers)
+
     def prices(self, width: int = 1) -> Prices:
         """For steps of so many sequences; 3 are corrected as 4 are, 5 as 8."""
         correction = self._corrections.get(_class(width))

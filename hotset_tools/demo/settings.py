@@ -40,6 +40,7 @@ def overrides(device: str, vram: str, environ: Mapping[str, str]) -> dict[str, s
         "residency.enabled": "true",
         "residency.hot_set": "",
         "residency.frozen": "false",
+        "residency.gate": "false",
         "residency.vram": vram,
     }
     if _variable("model.path") not in environ:

@@ -18,10 +18,14 @@ import pytest
 from daemon.config import Config
 from daemon.engine.loading import Loaded
 from daemon.engine.loop import Loop
+from daemon.engine.ports import IdlePort
+from daemon.engine.probe import Measured
 from daemon.engine.residency import Experts
 from daemon.engine.roster import Limits
+from daemon.engine.store import Store
 from daemon.messages import Adjust, Done, Residency, ResidencySpec, Sampling, Submit, Tokens
 from daemon.model_files import load_command, residency_spec
+from daemon.native import hotset
 from daemon.native.gguf_check import check
 from tests.engine_fakes import FakePipe
 from tests.minigguf import write_moe
@@ -49,10 +53,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Engine:
     """A loop that is turned by the test."""
 
-    def __init__(self, made: Loaded) -> None:
+    def __init__(self, made: Loaded, idle: IdlePort | None = None) -> None:
         self.made, self.pipe = made, FakePipe()
         limits = Limits(n_ubatch=512, max_sequences=8, kv_cells=512, n_ctx=512)
-        self.loop = Loop(made.context, made.vocab, self.pipe, limits, residency=made.experts)
+        self.loop = Loop(made.context, made.vocab, self.pipe, limits, residency=made.experts, idle=idle)
         self._n = 0
 
     @property
@@ -165,13 +169,14 @@ def test_what_teaches_is_what_the_routers_chose(server: str, model: Path, monkey
         seen: list[np.ndarray] = []
         observe = engine.experts.mover.observe
 
-        def note(ids: np.ndarray, n_sequences: int) -> None:
+        def note(ids: np.ndarray, n_sequences: int, ranks: bool) -> None:
             residency = engine.experts.residency
             each = [residency.router_ids(layer, len(ids)) for layer in range(N_LAYER)]
             assert (ids == np.stack(each, axis=1)).all()
             assert n_sequences == len(ids)
+            assert ranks
             seen.append(ids)
-            observe(ids, n_sequences)
+            observe(ids, n_sequences, ranks)
 
         monkeypatch.setattr(engine.experts.mover, "observe", note)
         names = [engine.submit(start, 12) for start in (7, 11, 13)]
@@ -252,3 +257,84 @@ def test_it_ends_in_the_middle_of_moves(server: str, model: Path) -> None:
             engine.loop.turn()
         engine.adjust(vram="25%")
         engine.loop.turn()
+
+
+class Clock:
+    """Each look takes 20 ms, or another time while experts in VRAM are used."""
+
+    def __init__(self, experts: Experts, with_experts: float) -> None:
+        self._experts, self._with_experts, self._now = experts, with_experts, 0.0
+
+    def __call__(self) -> float:
+        on = self._experts.residency.statistics().state == hotset.State.ON
+        self._now += self._with_experts if on else 0.02
+        return self._now
+
+
+@contextmanager
+def timed(model: Path, server: str, tmp_path: Path, with_experts: float, **residency: Any) -> Iterator[Engine]:
+    """An engine whose probe believes that steps with experts in VRAM take so long."""
+    with Loaded(load_command(config(model, server, residency)), lambda _: None) as made:
+        probe = made.probe(Store(tmp_path / "prices", Measured))
+        assert probe is not None
+        assert isinstance(made.experts, Experts)
+        probe._clock = Clock(made.experts, with_experts)
+        engine = Engine(made, probe)
+        made.experts.start()
+        yield engine
+
+
+def test_what_does_not_pay_is_switched_off_and_says_why(
+    server: str, model: Path, stock: dict[int, list[int]], tmp_path: Path
+) -> None:
+    with timed(model, server, tmp_path, 0.1, vram="50%") as engine:
+        assert engine.answer() == stock[7]
+        engine.turn_until(lambda: engine.status().gate.state == "closed")
+        status = engine.status()
+        assert status.state == "off"
+        assert status.reason == f"off: {status.gate.reason}"
+        assert status.gate.on is not None
+        assert status.gate.off is not None
+        assert status.gate.on < status.gate.off
+        engine.turn_until(lambda: engine.experts.mover.picture.at_rest)
+        moves = engine.status().moves
+        assert engine.answer(11) == stock[11]
+        assert engine.experts.residency.statistics().state in (hotset.State.OFF, hotset.State.COUNT)
+        assert engine.status().moves == moves
+        assert engine.experts.mover.controller.n_tokens > 0, "it goes on counting"
+        engine.adjust(vram="50%", gate=False)
+        engine.turn_until(lambda: engine.status().state == "on")
+        assert engine.answer(13) == stock[13]
+        assert engine.experts.residency.statistics().state == hotset.State.ON
+
+
+def test_what_pays_stays_on_and_is_remembered(
+    server: str, model: Path, stock: dict[int, list[int]], tmp_path: Path
+) -> None:
+    for remembered in (False, True):
+        with timed(model, server, tmp_path, 0.002, vram="50%") as engine:
+            assert len(list((tmp_path / "prices").glob("*.json"))) == remembered
+            assert engine.answer() == stock[7]
+            engine.turn_until(lambda: engine.status().gate.state == "open")
+            assert engine.status().state == "on"
+            assert engine.answer(11) == stock[11]
+
+
+def test_what_is_measured_in_idle_time_moves_and_teaches_nothing(
+    server: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with timed(model, server, tmp_path, 0.002, vram="50%") as engine:
+        probe, engine.loop._idle = engine.loop._idle, None
+        monkeypatch.setattr(engine.experts, "refit", lambda judge: None)  # prices may ask for other slots
+        engine.answer()
+        engine.turn_until(lambda: engine.at_rest)
+        engine.loop._idle = probe
+        control = engine.experts.mover.controller
+        before = control.n_tokens, control.n_moves
+        layers = engine.status().layers
+        residents = [set(engine.experts.residency.resident(layer)) for layer in range(N_LAYER)]
+        engine.turn_until(lambda: engine.status().gate.state == "open")
+        assert (control.n_tokens, control.n_moves) == before
+        engine.turn_until(lambda: [set(engine.experts.residency.resident(n)) for n in range(N_LAYER)] == residents)
+        now = engine.status().layers
+        assert [(one.hits, one.misses) for one in now] == [(one.hits, one.misses) for one in layers]

@@ -84,7 +84,7 @@ def test_experts_of_the_hot_set_are_in_vram_and_answers_stay_the_same(
     model: Path, learned: Path, server: RpcServer, tmp_path: Path
 ) -> None:
     settings = {"MODEL_PATH": str(model), "ENGINE_DEVICE": server.device, "ENGINE_THREADS": "1"}
-    settings |= {"RESIDENCY_VRAM": "p50", "RESIDENCY_FROZEN": "true"}
+    settings |= {"RESIDENCY_VRAM": "p50", "RESIDENCY_FROZEN": "true", "RESIDENCY_GATE": "false"}
     with running(tmp_path, RESIDENCY_HOT_SET=str(foreign(learned, tmp_path)), **settings) as daemon:
         stock = tokens(daemon)
         status = residency(daemon)
