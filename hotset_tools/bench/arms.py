@@ -156,15 +156,16 @@ def arms(budget: float, plans: Mapping[Origin, Plan], sizes: Sizes, settings: Se
 
 
 def keep(speeds: Mapping[Arm, float], near: float) -> list[Arm]:
-    """After scouting: the fastest of each of ours, and every split at most `near` times slower than the fastest one."""
+    """After scouting: of each placement of ours and of all splits, those at most `near` times slower than the fastest."""
     kept: list[Arm] = []
     for key in dict.fromkeys((arm.role, arm.origin) for arm in speeds):
         group = {arm: seconds for arm, seconds in speeds.items() if (arm.role, arm.origin) == key}
-        limit = min(group.values()) * (1 if key[0] == "ours" else near)
+        limit = min(group.values()) * near
         kept += [arm for arm, seconds in group.items() if seconds <= limit]
     return kept
 
 
-def fastest(times: Mapping[Arm, Timed], role: Role) -> Arm | None:
-    """The arm of a role with the least median."""
-    return min((arm for arm in times if arm.role == role), key=lambda arm: times[arm].median, default=None)
+def fastest(times: Mapping[Arm, Timed], role: Role, origin: Origin | None = None) -> Arm | None:
+    """The arm of a role with the least median; None as `origin`: whatever it comes from."""
+    found = (arm for arm in times if arm.role == role and origin in (None, arm.origin))
+    return min(found, key=lambda arm: times[arm].median, default=None)

@@ -41,7 +41,9 @@ class Judge:
         same = fastest(times, "same")
         assert same is not None
         stock = fastest(times, "stock") or same
-        for arm in [*(arm for arm in times if arm.role == "ours"), same]:
+        origins = dict.fromkeys(arm.origin for arm in times if arm.role == "ours")
+        ours = [fastest(times, "ours", origin) for origin in origins]
+        for arm in [*(arm for arm in ours if arm is not None), same]:
             yield self._row(budget, cell, arm, times, stock, same, trace, costs[arm.threads])
 
     def _row(

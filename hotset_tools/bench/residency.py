@@ -141,9 +141,10 @@ class Bench:
         n_steps = self._race.n_steps(cell, speeds, seconds - (time.monotonic() - began))
         times = self._race.rounds(cell, list(speeds), n_steps, self._deadline)
         costs = {threads: found.cost for threads, found in probed.items()}
-        self._report.rows.extend(self._judge.rows(budget, cell, times, self._trace(cell, n_steps, times), costs))
+        found = list(self._judge.rows(budget, cell, times, self._trace(cell, n_steps, times), costs))
+        self._report.rows.extend(found)
         self._report.measurements.extend(measurements(budget, cell, times))
-        for row in self._report.rows[-sum(arm.role == "ours" for arm in speeds) - 1 :]:
+        for row in found:
             self._say(row.line)
         self._write()
 

@@ -124,11 +124,12 @@ class TestArms:
         assert ours.place == same.place == Place("ours", 2)
         assert ours != same
 
-    def test_scouting_keeps_the_best_of_ours_and_all_splits_near_the_best(self) -> None:
-        ours = [Arm("ours", Place("ours", 4, SLOTS), threads, "planner") for threads in (8, 16)]
+    def test_scouting_keeps_what_is_near_the_best_of_its_kind(self) -> None:
+        ours = [Arm("ours", Place("ours", 4, SLOTS), threads, "planner") for threads in (8, 12, 16)]
+        even = Arm("ours", Place("ours", 4, SLOTS), 8, "all partial")
         same = [Arm("same", Place("ours", n), 8) for n in (2, 3, 4)]
-        speeds = dict(zip([*ours, *same], [1.0, 1.01, 2.0, 2.1, 2.5], strict=True))
-        assert keep(speeds, 1.08) == [ours[0], same[0], same[1]]
+        speeds = dict(zip([*ours, even, *same], [1.0, 1.01, 1.2, 3.0, 2.0, 2.1, 2.5], strict=True))
+        assert keep(speeds, 1.08) == [*ours[:2], even, *same[:2]]
 
 
 def timed(*seconds: float, hits: int = 0, misses: int = 0) -> Timed:
@@ -164,6 +165,13 @@ class TestRows:
         assert ours.measured_over_limit == pytest.approx(4 * 0.25 / 2)
         assert ours.tokens_per_second == 0.5
         assert "against best static 2.00 (2.00-2.00)" in ours.line
+
+    def test_of_several_numbers_of_threads_the_fastest_counts_on_every_side(self) -> None:
+        slower = replace(OURS, threads=16)
+        costs = {8: COSTS[8], 16: COSTS[8]}
+        times = {OURS: timed(2, 2), slower: timed(3, 3), SAME[0]: timed(9, 9), SAME[1]: timed(6, 6)}
+        ours, off = JUDGE.rows(0.5, DECODE, times, TRACE, costs)
+        assert (ours.threads, ours.ratio_vs_best_static, off.threads) == (8, 3.0, 16)
 
     def test_a_prefill_row_has_no_hits_and_no_model(self) -> None:
         times = {OURS: timed(2, 2, 2, misses=5), SAME[0]: timed(3, 3, 3)}
