@@ -14,7 +14,7 @@ from hotset_tools.bench.shelf import Shelf
 from hotset_tools.bench.walks import Walks
 
 NEAR_BEST = 1.1
-"""After scouting, other splits and numbers of threads stay in the race if they are not this much slower than the best."""
+"""After scouting, other splits and numbers of threads stay in the race if they are less than this slower."""
 
 SCOUTS = 3
 """How often an arm is tried; its best counts. One try is too few to choose between numbers of threads."""
