@@ -21,15 +21,16 @@ from itertools import pairwise
 
 MARGIN = 0.01
 """A plan must be faster than the static split by this share, which measurements can tell; the split is simpler."""
-WHOLE_MARGIN = 0.05
-SCATTERED_MARGIN = 0.2
-"""A plan with full layers at the end, or anywhere, must be predicted faster than equal shares by so much.
+FULL_MARGIN = 0.4
+"""A plan with full layers between or behind partial ones must be predicted faster than equal shares by this share.
 
-On an H200 (docs/benchmarks.md, older reports too) steps with equal shares took 0.80 to 1.14 times what the prices say.
-With 21 to 36 of 48 layers full, between partial ones, they took 1.24 to 1.39 times, with 26 and 40 full ones at the end
-1.00 and 1.44 times. A likely reason: the device's next part can be recorded ahead only where it is short, and full
-layers make it long.
+On an H200 (docs/benchmarks.md, older reports too) steps with equal shares took 0.80 to 1.14 times what the prices say,
+those with 21 to 40 of 48 layers full 1.0 to 1.47 times, wherever they were. A likely reason: the device's next part can
+be recorded ahead only where it is short, and full layers make it long. Only where nearly all experts fit is the gain
+large enough to be believed.
 """
+FULL_OR_NOTHING_MARGIN = 0.05
+"""The same where equal shares do not pay at all, so that the other choice is nothing."""
 
 
 class Kind(StrEnum):
@@ -109,10 +110,10 @@ def in_slots(layers: Sequence[LayerState], budget: int) -> Plan:
 
 def _clearly_faster(best: Plan, layers: Sequence[LayerState], budget: int) -> Plan:
     """`best`, or what is predicted to be faster by more than predictions err."""
-    for other, margin in ((whole_tail(layers, budget), WHOLE_MARGIN), (mixed(layers, budget), SCATTERED_MARGIN)):
-        if other.seconds < best.seconds * (1 - margin):
-            best = other
-    return best
+    tail, anywhere = whole_tail(layers, budget), mixed(layers, budget)
+    other = anywhere if anywhere.seconds < tail.seconds * (1 - MARGIN) else tail
+    margin = FULL_MARGIN if any(best.slots) else FULL_OR_NOTHING_MARGIN
+    return other if other.seconds < best.seconds * (1 - margin) else best
 
 
 def static_split(layers: Sequence[LayerState], budget: int) -> Plan:

@@ -95,11 +95,12 @@ def compare(
     types: Iterable[str],
     rounds_alike: bool,
     seed: int,
+    fuses: bool = False,
 ) -> Comparison:
     """Let stock and then every residency compute `steps` in one context.
 
     `device` is what stock computes with its experts on the device, `types` are those of the experts, `rounds_alike`
-    says that the device is known to compute what the CPU does.
+    says that the device is known to compute what the CPU does, `fuses` that it adds experts in a fused kernel.
 
     Raises:
         StockBroken: stock's logits are not finite.
@@ -108,7 +109,7 @@ def compare(
     per_row = sum(layer.n_expert_used for layer in managed(residency))
     cold = _cold(context, residency, steps)
     ids = cold.recording.ids  # stock's own, which does not count by itself
-    standard = Standard(frozenset(types), *_own_differences(references, rounds_alike))
+    standard = Standard(frozenset(types), *_own_differences(references, rounds_alike), fuses=fuses)
     if standard.needs_own:
         alone = walk(context, one_by_one(steps), residency)
         own = distance(cold.recording.logits, alone.logits, flipped(ids, alone.ids, len(alone.logits)))
@@ -202,7 +203,9 @@ def _first_that_fits(residency: Residency, shares: Sequence[float]) -> float | N
 def _tolerance(name: str, by_device: bool, standard: Standard) -> Tolerance:
     if name == COLD:
         return standard.untouched()
-    if name == EMPTY or by_device or (name == FULL and standard.rounds_alike):
+    if name == EMPTY:
+        return standard.summed()
+    if by_device or (name == FULL and standard.rounds_alike):
         return standard.unmoved()
     return standard.moved()
 

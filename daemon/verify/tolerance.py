@@ -12,10 +12,15 @@ instead of in wide steps; that difference, measured in the same context, is what
 A graphics card rounds otherwise than the CPU, so stock's own logits change when a layer moves, in a model with many
 layers for nearly every row. There the measure is what stock itself shows between its two placements: moving some of the
 experts may not change more than moving all of them does, and what moves nothing may hardly change anything.
+
+CUDA and ROCm weight and add the CPU's experts in a fused kernel whose products are not rounded. Where a layer has slots
+and nothing in them, the CPU adds, and rounds: a matter of the last bit again, which quantised matrices then enlarge, so
+that case is judged like the others. Without fusion (`FUSION_OFF`) it is identical, which docs/verify.md shows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,6 +47,18 @@ KL_LEAST = 1e-6
 
 KL_COARSE = 1e-2
 """Mean over all rows where stock's own difference is not known."""
+
+
+FUSION_OFF = "GGML_CUDA_DISABLE_FUSION"
+"""The variable with which ggml-cuda, and what is built from it for ROCm, fuses nothing."""
+
+_FUSING = ("CUDA", "ROCm", "MUSA")
+
+
+def fuses(device: str, environ: Mapping[str, str]) -> bool:
+    """Whether the device of this name adds experts in a fused kernel; the rule of ggml_cuda_try_fuse."""
+    off = environ.get(FUSION_OFF, "0").strip()
+    return device.startswith(_FUSING) and not (off.lstrip("+-").isdecimal() and int(off))
 
 
 class Rule(StrEnum):
@@ -89,13 +106,15 @@ class Standard:
 
     `types` are those of the experts' matrices. `rounds_alike` says that the device computes what the CPU does, bit by
     bit. `kl_stock` is the mean divergence between stock's two placements, `kl_alone` the largest of an unflipped row
-    between stock in wide steps and stock one by one; None: not known.
+    between stock in wide steps and stock one by one; None: not known. `fuses` says that the device weights and adds the
+    experts that the CPU computed in one kernel of its own, which rounds less often than two.
     """
 
     types: frozenset[str]
     rounds_alike: bool
     kl_stock: float | None
     kl_alone: float | None = None
+    fuses: bool = False
 
     @property
     def needs_own(self) -> bool:
@@ -109,6 +128,10 @@ class Standard:
     def unmoved(self) -> Tolerance:
         """For a case in which every expert is computed where the reference computes it."""
         return Tolerance(Rule.IDENTICAL) if self.rounds_alike else self._mean(FACTOR_UNMOVED)
+
+    def summed(self) -> Tolerance:
+        """The same for experts that all are computed by the CPU, and added there instead of on the device."""
+        return self._mean(FACTOR) if self.fuses and not self.rounds_alike else self.unmoved()
 
     def moved(self) -> Tolerance:
         """For a case in which experts are computed elsewhere than in the reference."""

@@ -156,7 +156,7 @@ def arms(budget: float, plans: Mapping[Origin, Plan], sizes: Sizes, settings: Se
 
 
 def keep(speeds: Mapping[Arm, float], near: float) -> list[Arm]:
-    """After scouting, of each placement of ours and of all splits: what is at most `near` times slower than the best."""
+    """After scouting, of each placement of ours and of all splits: those at most `near` times the best one's time."""
     kept: list[Arm] = []
     for key in dict.fromkeys((arm.role, arm.origin) for arm in speeds):
         group = {arm: seconds for arm, seconds in speeds.items() if (arm.role, arm.origin) == key}

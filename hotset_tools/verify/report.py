@@ -8,6 +8,7 @@ from typing import Any
 
 from daemon.verify.cases import Case, PhaseResult
 from daemon.verify.script import Step, n_rows, n_sequences
+from daemon.verify.tolerance import FUSION_OFF
 from hotset_tools.verify.run import Outcome
 
 _HEAD = ("case", "resident", "phase", "rows", "hits", "misses", "flips", "KL", "KL stock", "max abs", "greedy")
@@ -106,7 +107,8 @@ def _stock_line(outcome: Outcome) -> str:
     if standard.rounds_alike:
         alone = "" if standard.kl_alone is None else f"; row by row it differs by KL {standard.kl_alone:.2g} (largest)"
         return f"stock gives the same bits with its experts in memory and on the device{alone}"
-    return f"stock's own two placements differ by KL {standard.kl_stock:.2g} (mean); this is the measure"
+    fused = f", also of `empty`: the device adds in a fused kernel, unless {FUSION_OFF}=1" if standard.fuses else ""
+    return f"stock's own two placements differ by KL {standard.kl_stock:.2g} (mean); this is the measure{fused}"
 
 
 def _cells(case: Case, part: PhaseResult) -> tuple[str, ...]:

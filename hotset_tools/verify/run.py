@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,6 +12,7 @@ from daemon.errors import ModelUnusable
 from daemon.native import abi, library
 from daemon.native.hotset import Layer, Reason, Residency
 from daemon.native.model import Model
+from daemon.verify import tolerance
 from daemon.verify.cases import Comparison, compare
 from daemon.verify.placing import managed
 from daemon.verify.walk import Recording, walk
@@ -61,6 +63,7 @@ def verify(request: Request, note: Callable[[str], None]) -> Outcome:
                     types={name for layer in target.file.facts.layers for name in layer.expert_quants},
                     rounds_alike=target.stand_in,
                     seed=request.seed,
+                    fuses=any(tolerance.fuses(device.name, os.environ) for device in target.devices),
                 )
         if not any(case.resident for case in comparison.cases):
             raise CannotVerify(f"nothing could be made resident: {comparison.skipped[0].reason}")

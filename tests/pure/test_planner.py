@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from daemon.hotset import planner
 from daemon.hotset.planner import (
-    SCATTERED_MARGIN,
-    WHOLE_MARGIN,
+    FULL_MARGIN,
     Kind,
     LayerState,
     all_partial,
@@ -82,8 +81,8 @@ def test_a_plan_is_predicted_no_slower_than_what_upstream_can_do(states: list[La
     found = plan(states, budget)
     assert found.seconds <= static_split(states, budget).seconds
     assert found.seconds <= all_partial(states, budget).seconds / 0.99 + 1e-9
-    assert found.seconds <= whole_tail(states, budget).seconds / (1 - WHOLE_MARGIN) / 0.99 + 1e-9
-    assert found.seconds <= mixed(states, budget).seconds / (1 - SCATTERED_MARGIN) / 0.99 + 1e-9
+    assert found.seconds <= whole_tail(states, budget).seconds / (1 - FULL_MARGIN) / 0.99 + 1e-9
+    assert found.seconds <= mixed(states, budget).seconds / (1 - FULL_MARGIN) / 0.99 + 1e-9
 
 
 @given(layers, budgets)
@@ -102,10 +101,9 @@ def test_full_layers_must_be_worth_the_parts_that_they_make_long() -> None:
     assert tail.seconds < even.seconds
     for margin in (0.0, 1.0):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(planner, "WHOLE_MARGIN", margin)
-            patch.setattr(planner, "SCATTERED_MARGIN", 1.0)
+            patch.setattr(planner, "FULL_MARGIN", margin)
             found = plan(states, budget)
-            assert found.slots == (even.slots if margin else tail.slots)
+            assert found.slots == even.slots if margin else found.seconds <= tail.seconds < even.seconds
 
 
 @given(layers, budgets)
@@ -153,11 +151,10 @@ def test_uniform_routing_is_left_to_the_static_split() -> None:
     assert (found.kind, found.slots, found.n_cold) == (Kind.SPLIT, (0, 0, N_EXPERT, N_EXPERT), 2)
 
 
-def test_a_dear_chain_makes_whole_layers_and_few_partial_ones() -> None:
-    states = [layer(SKEWED, price=4.0, cold=4.0)] * 6
+def test_a_dear_chain_leaves_whole_layers_only() -> None:
+    states = [layer(SKEWED, price=30.0, cold=4.0)] * 6
     found = plan(states, budget=6 * 10 * N_EXPERT * 3 // 4)
-    assert found.kind is Kind.RESIDENCY
-    assert {N_EXPERT} < set(found.slots)
+    assert (found.kind, found.slots) == (Kind.SPLIT, (0, 0, *[N_EXPERT] * 4))
 
 
 def test_without_room_for_a_layer_or_a_slot_there_is_nothing() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from daemon.verify import script, tolerance
 from daemon.verify.compare import Distance, Logits, distance, flipped, kl
-from daemon.verify.tolerance import Rule, Standard, Tolerance
+from daemon.verify.tolerance import FUSION_OFF, Rule, Standard, Tolerance, fuses
 
 SAME = Distance(
     n_rows=200, identical=True, max_abs=0.0, kl_mean=0.0, kl_max=0.0, kl_unflipped=0.0, greedy=1.0, n_flipped=0
@@ -155,6 +155,21 @@ class TestTolerance:
         for limit in (Standard(Q4, False, None).moved(), Standard(Q4, False, None).unmoved()):
             assert limit.problem(replace(APART, kl_mean=tolerance.KL_COARSE)) is None
             assert limit.problem(replace(APART, kl_mean=1.1 * tolerance.KL_COARSE))
+
+    def test_a_device_that_adds_in_a_fused_kernel_may_differ_by_stocks_own_noise(self) -> None:
+        plain, fused = Standard(Q4, False, 1e-3), Standard(Q4, False, 1e-3, fuses=True)
+        assert plain.summed() == plain.unmoved()
+        assert fused.summed() == fused.moved() != fused.unmoved()
+        assert fused.untouched() == plain.untouched()
+        assert Standard(Q4, True, 0.0, fuses=True).summed().rule is Rule.IDENTICAL
+
+    @pytest.mark.parametrize(
+        ("device", "off", "expected"),
+        [("CUDA0", None, True), ("ROCm1", "0", True), ("CUDA0", "1", False), ("CUDA0", "no", True), ("CUDA0", "", True),
+         ("Vulkan0", None, False), ("RPC0", None, False)],
+    )  # fmt: skip
+    def test_who_fuses(self, device: str, off: str | None, expected: bool) -> None:
+        assert fuses(device, {} if off is None else {FUSION_OFF: off}) is expected
 
     def test_only_quantised_experts_on_a_device_that_rounds_alike_need_stocks_own_noise(self) -> None:
         assert Standard(Q4, True, 0.0).needs_own
