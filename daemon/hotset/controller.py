@@ -75,7 +75,7 @@ class Controller:
         self._owner: list[list[int]] = [[] for _ in n_expert]
         self._serving: Resident = np.zeros((len(n_expert), width), bool)
         self._taken: Resident = self._serving.copy()
-        self._hits, self._selections = np.zeros(len(n_expert)), np.zeros(len(n_expert))
+        self._recent: Rates = np.zeros((2, len(n_expert)))
         self.n_tokens = self.n_ranked = self.n_moves = 0
         self.pace(bytes_per_second)
 
@@ -88,13 +88,14 @@ class Controller:
 
     def hit_rates(self) -> Rates:
         """Share of recent selections that found their expert in VRAM, [layers]; NaN before the first."""
+        hits, selections = self._recent
         with np.errstate(invalid="ignore"):
-            return self._hits / self._selections
+            return hits / selections
 
     def hit_rate(self, layers: Sequence[int]) -> float | None:
         """The same of some layers together."""
-        chosen = float(self._selections[list(layers)].sum())
-        return float(self._hits[list(layers)].sum()) / chosen if chosen else None
+        hits, chosen = self._recent[:, list(layers)].sum(axis=1).tolist()
+        return hits / chosen if chosen else None
 
     def served(self, ids: Ids) -> npt.NDArray[np.int64]:
         """For each token of `ids`, how many of its selections are in VRAM, and how many there are, [2, n_tokens]."""
@@ -116,8 +117,8 @@ class Controller:
         """A decode step chose `ids` for so many sequences; `ranks`: heat is warm enough to tell how hot they were."""
         found, counted = self._found(ids)
         decay = 0.5 ** (len(ids) / RECENT_TOKENS)
-        self._hits = self._hits * decay + found.sum(axis=(0, 2))
-        self._selections = self._selections * decay + counted.sum(axis=(0, 2))
+        # In one go: other threads may ask for rates at any time.
+        self._recent = self._recent * decay + [part.sum(axis=(0, 2)) for part in (found, counted)]
         if ranks:
             self.ranks.observe(self.heat.values, ids)
             self.n_ranked += len(ids)

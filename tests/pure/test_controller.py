@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,3 +224,25 @@ def test_settings_decide_who_is_hotter() -> None:
         eager.observe(np.array([[[expert]]]), 1)
         follow(eager)
     assert set(np.flatnonzero(eager.serving[0])) == {1}
+
+
+def test_hit_rates_are_those_of_one_moment_whenever_another_thread_asks() -> None:
+    controller = made(slots=N_EXPERT)
+    controller.adopt(0, range(N_EXPERT))
+    seen: list[float] = []
+
+    def between_lines(frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is not Controller.observe.__code__:
+            return None
+        seen.append(controller.hit_rates()[0])
+        return between_lines
+
+    before = sys.gettrace()
+    sys.settrace(between_lines)
+    try:
+        for _ in range(4):
+            controller.observe(step(1, 2), 1)
+    finally:
+        sys.settrace(before)
+    assert len(seen) > 8
+    assert {rate for rate in seen if not np.isnan(rate)} == {1.0}
