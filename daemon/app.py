@@ -27,6 +27,7 @@ from daemon.metrics import Metrics
 from daemon.model_files import load_command, model_path, residency_spec, template_path
 from daemon.native import cards
 from daemon.prompt.pool import TextPool, VocabInfo
+from daemon.recording import Recordings
 from daemon.reload import Reloader
 from daemon.settings import Settings
 from daemon.supervisor import Supervisor
@@ -73,6 +74,7 @@ class Parts(NamedTuple):
     supervisor: Supervisor
     admission: Admission
     pools: Pools
+    recordings: Recordings
 
 
 async def serve(path: Path | None, settings: Settings, stop: asyncio.Event, hangup: asyncio.Event) -> None:
@@ -90,7 +92,8 @@ async def serve(path: Path | None, settings: Settings, stop: asyncio.Event, hang
         _closing(parts.pools),
     ):
         log.info("listening on http://%s", address)
-        async with _reloading(reloader(path, settings, services, _adjust(parts.supervisor)), exchange(parts), hangup):
+        reloads = reloader(path, settings, services, _adjust(parts.supervisor))
+        async with _obeying(reloads, exchange(parts), parts.recordings, hangup):
             texts = asyncio.create_task(parts.pools.current.start(), name="text pool")
             await _until(stop, life, parts.supervisor, texts)
         seconds = services.config.http.shutdown_seconds
@@ -109,12 +112,13 @@ def build(settings: Settings) -> Parts:
     )
     admission = Admission(supervisor, lambda: services.config.queue.max_waiting)
     supervisor.listener = admission
+    recordings = supervisor.recordings = Recordings(supervisor)
     pools = Pools(config)
     keys = KeyRing(settings.api_keys)
     services = pools.services = Services(
         config, pools.current, admission, supervisor, metrics, __version__, keys, cards.read
     )
-    return Parts(services, supervisor, admission, pools)
+    return Parts(services, supervisor, admission, pools, recordings)
 
 
 def exchange(parts: Parts) -> Exchange:
@@ -153,8 +157,13 @@ def _adjust(supervisor: Supervisor) -> Callable[[ResidencySpec], None]:
 
 
 @contextlib.asynccontextmanager
-async def _reloading(reloader: Reloader, exchange: Exchange, hangup: asyncio.Event) -> AsyncIterator[None]:
-    """The three ways to a reload: a file changed, SIGHUP, and `hotset reload`. A load that is under way ends here."""
+async def _obeying(
+    reloader: Reloader, exchange: Exchange, recordings: Recordings, hangup: asyncio.Event
+) -> AsyncIterator[None]:
+    """The three ways to a reload: a file changed, SIGHUP, and `hotset reload`; and `hotset record`.
+
+    A load or a recording that is under way ends here.
+    """
 
     async def load(force: bool, say: Callable[[LoadStep], None]) -> Reload:
         return await reloader.load(exchange.load, force=force, say=say)
@@ -164,7 +173,7 @@ async def _reloading(reloader: Reloader, exchange: Exchange, hangup: asyncio.Eve
             hangup.clear()
             await reloader.reload("signal")
 
-    async with control.listening(lambda: reloader.reload("command"), load):
+    async with control.listening(lambda: reloader.reload("command"), load, recordings.record):
         watcher = Watcher(reloader.files, reloader.reload_if_changed)
         tasks = [asyncio.create_task(watcher.run(), name="watcher"), asyncio.create_task(on_hangup(), name="hangup")]
         for task in tasks:

@@ -12,9 +12,11 @@ import os
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
+from pydantic import BaseModel
 
 from daemon.messages import LoadStep, Reload
 
@@ -23,8 +25,18 @@ RELOAD = b"reload\n"
 is there."""
 LOAD, LOAD_AGAIN = b"load\n", b"load again\n"
 """The same and load what waits for it, or load in any case; answered by any number of `LoadStep`, then a `Reload`."""
+RECORD = b"record\n"
+"""Record live routing; answered by a `Recording` and any number of `Recorded`, the last of which tells why it ended.
+Who has sent all that it will send (a shutdown for writing, or the end of the connection) has recorded enough."""
+
+MAX_BEHIND = 8 << 20
+"""Bytes that may wait for who records."""
+READ_SECONDS = 30.0
+"""How long who recorded may take to read what waits."""
 
 Load = Callable[[bool, Callable[[LoadStep], None]], Awaitable[Reload]]
+Record = Callable[[Callable[[BaseModel], bool], Callable[[], Awaitable[object]]], Awaitable[None]]
+"""`daemon.recording.Recordings.record`."""
 
 log = structlog.get_logger("hotset.config")
 
@@ -45,12 +57,13 @@ def socket_path(pid: int, environ: Mapping[str, str] = os.environ) -> Path:
 
 @contextlib.asynccontextmanager
 async def listening(
-    reload: Callable[[], Awaitable[Reload]], load: Load, environ: Mapping[str, str] = os.environ
+    reload: Callable[[], Awaitable[Reload]], load: Load, record: Record, environ: Mapping[str, str] = os.environ
 ) -> AsyncIterator[None]:
-    """Answer each order with the result of `reload` or `load`; without a socket the service goes on, and says so.
+    """Answer each order with the result of `reload`, `load` or `record`; without a socket the service goes on, and
+    says so.
 
-    An order is carried out to its end though the one who gave it leaves. `load` is told whether it was ordered in any
-    case, and where its steps go.
+    But for `record`, an order is carried out to its end though the one who gave it leaves. `load` is told whether it
+    was ordered in any case, and where its steps go.
     """
     answers = set[asyncio.Task[None]]()
 
@@ -61,10 +74,13 @@ async def listening(
                 _say(writer, await reload())
             elif order in (LOAD, LOAD_AGAIN):
                 _say(writer, await load(order == LOAD_AGAIN, lambda step: _say(writer, step)))
+            elif order == RECORD:
+                await record(partial(_tell, writer), partial(reader.read, 1))
+                await _read_to_the_end(writer)
             await writer.drain()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(answer(reader, writer), name="reload order")
+        task = asyncio.create_task(answer(reader, writer), name="order")
         answers.add(task)
         task.add_done_callback(answers.discard)
 
@@ -75,7 +91,8 @@ async def listening(
         server = await asyncio.start_unix_server(connected, path)
         path.chmod(0o600)
     except OSError as error:
-        log.warning("`hotset reload` cannot reach this service, SIGHUP can", reason=error.strerror or str(error))
+        reason = error.strerror or str(error)
+        log.warning("`hotset reload` and `hotset record` cannot reach this service, SIGHUP can", reason=reason)
     try:
         yield
     finally:
@@ -87,9 +104,24 @@ async def listening(
             await asyncio.gather(*answers, return_exceptions=True)
 
 
-def _say(writer: asyncio.StreamWriter, message: Reload | LoadStep) -> None:
+def _say(writer: asyncio.StreamWriter, message: BaseModel) -> None:
     if not writer.is_closing():
         writer.write(message.model_dump_json().encode() + b"\n")
+
+
+def _tell(writer: asyncio.StreamWriter, message: BaseModel) -> bool:
+    """False when too much waits to be read."""
+    _say(writer, message)
+    return writer.transport.get_write_buffer_size() <= MAX_BEHIND
+
+
+async def _read_to_the_end(writer: asyncio.StreamWriter) -> None:
+    """Wait until little is left to be read, or drop it: a process that is stopped would keep it for ever."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            await writer.drain()
+    except TimeoutError:
+        writer.transport.abort()
 
 
 def _prepare(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Every type that crosses a process or a layer.
 
-Service to engine: `Load` once, then `Submit`, `Cancel`, `Adjust`, `Shutdown`. Engine to service: `Loading`, `Ready`,
-`LoadFailed`, `Step`,
+Service to engine: `Load` once, then `Submit`, `Cancel`, `Adjust`, `Record`, `Shutdown`. Engine to service: `Loading`,
+`Ready`, `LoadFailed`, `Step`.
 All are immutable pydantic models told apart by `kind`; `daemon.frames` carries them as length-prefixed JSON.
 """
 
@@ -121,14 +121,22 @@ class Adjust(Message):
     residency: ResidencySpec
 
 
+class Record(Message):
+    """Hand over what decode steps choose, as recording `number`; `wanted` False ends it. One at a time."""
+
+    kind: Literal["record"] = "record"
+    number: int
+    wanted: bool = True
+
+
 class Shutdown(Message):
     """End the engine process; running sequences are failed."""
 
     kind: Literal["shutdown"] = "shutdown"
 
 
-Command = Annotated[Load | Submit | Cancel | Adjust | Shutdown, Field(discriminator="kind")]
-COMMAND: TypeAdapter[Load | Submit | Cancel | Adjust | Shutdown] = TypeAdapter(Command)
+Command = Annotated[Load | Submit | Cancel | Adjust | Record | Shutdown, Field(discriminator="kind")]
+COMMAND: TypeAdapter[Load | Submit | Cancel | Adjust | Record | Shutdown] = TypeAdapter(Command)
 
 
 class Candidate(Message):
@@ -338,12 +346,48 @@ class Snapshot(Message):
     residency: Residency | None = None
 
 
+class RoutedLayer(Message):
+    """A set of routed experts: the model's layer, which of its sets, how many experts it has."""
+
+    layer: int
+    set: int
+    experts: int
+
+
+class RecordingScope(Message):
+    """What is recorded of a token: the `top_k` experts that each of `layers` chose, in ascending order of the layers.
+
+    `left_out` are layers with experts whose routing is not read.
+    """
+
+    top_k: int
+    layers: list[RoutedLayer]
+    left_out: list[int] = []
+
+
+class Recorded(Message):
+    """A part of recording `number`: one token of an answer after the other, in the order in which they were decoded.
+
+    `answers` tells the answer of each token by its number; `ids` are its experts, base64 of [tokens, layers, top_k] in
+    the layout of a trace (`daemon.hotset.trace`), those of a layer in any order. `scope` is in the first part alone.
+    """
+
+    kind: Literal["recorded"] = "recorded"
+    number: int
+    scope: RecordingScope | None = None
+    answers: list[int] = []
+    ids: str = ""
+    ended: str | None = None
+    """None: more may come. Why it has ended or was refused; "" where that was ordered."""
+
+
 class Step(Message):
     """Everything that one engine step produced, in one message; `snapshot` rides along a few times a second."""
 
     kind: Literal["step"] = "step"
     events: list[Event]
     snapshot: Snapshot | None = None
+    recorded: Recorded | None = None
 
 
 class Loading(Message):
@@ -458,6 +502,16 @@ class LoadResult(Message):
     loaded: list[Change] = []
     cut_off: int = 0
     seconds: float = 0.0
+
+
+class Recording(Message):
+    """A recording has begun: of which model, and what of each token. Parts follow, `Recorded`."""
+
+    kind: Literal["recording"] = "recording"
+    fingerprint: str
+    name: str
+    architecture: str
+    scope: RecordingScope
 
 
 class Reload(Message):

@@ -26,6 +26,7 @@ from daemon.messages import (
     Loading,
     ModelInfo,
     Ready,
+    Recorded,
     RequestEvent,
     Residency,
     Shutdown,
@@ -63,6 +64,16 @@ class Listener(Protocol):
 
     def deliver(self, event: RequestEvent) -> None:
         """It said this about one request."""
+
+
+class RoutingListener(Protocol):
+    """Who is told what the engine records; `daemon.recording` is."""
+
+    def deliver(self, part: Recorded) -> None:
+        """A part of a recording."""
+
+    def engine_lost(self, why: str) -> None:
+        """The engine is gone."""
 
 
 class ExpertCounts(Protocol):
@@ -143,6 +154,7 @@ class Supervisor:
         self._restarted = restarted
         self._counts = counts or _Uncounted()
         self.listener: Listener | None = None
+        self.recordings: RoutingListener | None = None
         self.state: State = "loading"
         self.reason = "the model is being loaded"
         self.progress = 0.0
@@ -369,6 +381,8 @@ class Supervisor:
         if self.listener is not None:
             for event in step.events:
                 self.listener.deliver(event)
+        if self.recordings is not None and step.recorded is not None:
+            self.recordings.deliver(step.recorded)
 
     def _on_ready(self, info: ModelInfo) -> None:
         if self._replacement is not None and not self._replacement.begun:
@@ -408,6 +422,8 @@ class Supervisor:
             self._change("restarting", why)
         self.reason = why if self.state != "stopped" else self.reason
         self.snapshot, self.residency = Snapshot(), _NO_ENGINE
+        if self.recordings is not None:
+            self.recordings.engine_lost(why)
         self._n_still_born = 0 if self._ready_at else self._n_still_born + 1
         if self.listener is not None:
             self.listener.engine_lost(f"The engine ended: {why}.")

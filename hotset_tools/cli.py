@@ -33,7 +33,7 @@ COMMANDS = {
     "make-model": Entry("hotset_tools.make_model", "command", "Generate a model with random weights."),
     "patchset": Entry("hotset_tools.patchset_command", "app", "Check, apply and export the patch series."),
     "plan": Entry("hotset_tools.planning", "command", "Rank a model's experts by recordings, for residency.hot_set."),
-    "record": Entry("hotset_tools.record", "command", "Record which experts a model chooses for texts."),
+    "record": Entry("hotset_tools.record", "command", "Record which experts a model or a running hotsetd chooses."),
     "reload": Entry("hotset_tools.reload", "command", "Let a running hotsetd read its configuration again."),
     "replay": Entry("hotset_tools.replay", "command", "Play a recording to the policy and to its rivals."),
     "top": Entry("hotset_tools.top", "command", "Show what a running hotsetd does with its experts."),

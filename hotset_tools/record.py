@@ -1,4 +1,4 @@
-"""`hotset record`: which experts a model's router chooses while it writes given texts, as a trace."""
+"""`hotset record`: which experts a model's router chooses while it writes given texts, or answers, as a trace."""
 
 from __future__ import annotations
 
@@ -11,27 +11,65 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from daemon.errors import EXIT_FAILURE
 from daemon.hotset import trace
+from hotset_tools import record_live
 from hotset_tools.hot_set import PROMPTS, learning
-from hotset_tools.options import MoeArgument, StandInOption, TextsOption, ThreadsOption, TokensOption
+from hotset_tools.options import StandInOption, TextsOption, ThreadsOption
 from hotset_tools.reporter import make_reporter
+
+_OF_TEXTS = {"model": "MODEL", "prompts": "--prompts", "device": "--device", "threads": "--threads"}
+_OF_A_DAEMON = {"pid": "--pid", "seconds": "--seconds"}
 
 
 def command(
-    model: MoeArgument,
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="File to write; one that is there is replaced.")],
+    model: Annotated[
+        Path | None, typer.Argument(help="GGUF file with experts; the first part of a split one. Not with --daemon.")
+    ] = None,
     prompts: TextsOption = None,
-    tokens: TokensOption = 512,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Of each text, 512 if not given; with --daemon of all answers."),
+    ] = None,
     device: StandInOption = "auto",
     threads: ThreadsOption = 0,
+    daemon: Annotated[bool, typer.Option("--daemon", help="Record what a running hotsetd decodes, not texts.")] = False,
+    pid: Annotated[int, typer.Option(min=0, help="With --daemon: its process id; 0: the only one that runs.")] = 0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, max=1e6, help="With --daemon: end after so many; else Ctrl-C ends it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: what was written but the ids.")] = False,
 ) -> None:
     """Record which experts a model chooses for each token of texts, decoded as if it had written them.
 
-    Each text becomes a segment.
+    Each text becomes a segment. With --daemon it is each answer that a running hotsetd decodes, until --tokens,
+    --seconds, Ctrl-C or SIGTERM; what there is by then is written. It exits with 1 where something else ended it.
     """
-    recorded = record(learning.Run(model, out, prompts or [PROMPTS], tokens, device, threads), json=as_json)
+    _check_options(context, daemon=daemon)
+    recorded: Recorded | record_live.Written
+    if daemon:
+        recorded = record_live.record(record_live.Order(out, pid, tokens, seconds), json=as_json)
+    elif model is None:
+        raise typer.BadParameter("a model to run, or --daemon", param_hint="MODEL")
+    else:
+        recorded = record(learning.Run(model, out, prompts or [PROMPTS], tokens or 512, device, threads), json=as_json)
     print(json.dumps(recorded.as_json(), indent=2) if as_json else recorded.text())
+    if isinstance(recorded, record_live.Written) and recorded.ended:
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def _check_options(context: typer.Context, *, daemon: bool) -> None:
+    """Options that would be ignored are refused.
+
+    Raises:
+        typer.BadParameter: one of them was given.
+    """
+    for name, shown in (_OF_TEXTS if daemon else _OF_A_DAEMON).items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"it does not go {'with' if daemon else 'without'} --daemon", param_hint=shown)
 
 
 @dataclass(frozen=True)
@@ -49,9 +87,7 @@ class Recorded:
 
     def text(self) -> str:
         """The same for people."""
-        tokens, layers, top_k = self.header.shape
-        shape = f"{tokens:,} tokens of {len(self.header.segments)} texts, {layers} layers, {top_k} experts each"
-        return f"{self.path}: {shape}, {self.path.stat().st_size:,} bytes"
+        return record_live.summary(self.path, self.header, "text")
 
 
 def record(run: learning.Run, *, json: bool = False) -> Recorded:

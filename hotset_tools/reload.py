@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -11,18 +10,12 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from daemon import control
-from daemon.errors import EXIT_CONFIG, EXIT_FAILURE, HotsetError
+from daemon.errors import EXIT_CONFIG, EXIT_FAILURE
 from daemon.messages import Change, LoadResult, LoadStep, Reload
+from hotset_tools.service import NoService, connect
 
-ANSWER_SECONDS = 60.0
 _ANSWER: TypeAdapter[LoadStep | Reload] = TypeAdapter(LoadStep | Reload)
 _TENTHS = 10
-
-
-class NoService(HotsetError):
-    """No running service could be asked, or several could."""
-
-    code = "no_service"
 
 
 def command(
@@ -61,7 +54,7 @@ def ask(pid: int = 0, order: bytes = control.RELOAD, say: Callable[[LoadStep], N
     Raises:
         NoService: none is there, several are, or it went away before it answered.
     """
-    with _connect(pid) as connection, connection.makefile("rb") as answers:
+    with connect(pid) as connection, connection.makefile("rb") as answers:
         try:
             connection.sendall(order)
             for line in answers:
@@ -103,31 +96,6 @@ def _line(step: LoadStep) -> str:
 
 def _answers(count: int, one: str, several: str) -> str:
     return f"1 answer {one}" if count == 1 else f"{count} answers {several}"
-
-
-def _connect(pid: int) -> socket.socket:
-    names = (path.stem for path in control.directory().glob("*.sock"))
-    pids = [pid] if pid else sorted(int(name) for name in names if name.isdecimal())
-    reached = {one: connection for one in pids if (connection := _try(one)) is not None}
-    if len(reached) == 1:
-        return reached.popitem()[1]
-    for connection in reached.values():
-        connection.close()
-    if reached:
-        raise NoService(f"several run, say which one: --pid {', --pid '.join(map(str, reached))}")
-    raise NoService(f"no running hotsetd answers in {control.directory()}{f' as process {pid}' if pid else ''}")
-
-
-def _try(pid: int) -> socket.socket | None:
-    """A connection to that process; None when it left its socket behind, or there is none."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(ANSWER_SECONDS)
-    try:
-        connection.connect(str(control.socket_path(pid)))
-    except OSError:
-        connection.close()
-        return None
-    return connection
 
 
 _WAITS_FOR = {

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daemon.engine.ports import DECODED, NO_CELLS
-from daemon.messages import Adjust, Cancel, Done, Failed, RequestEvent, Step, Submit, Tokens
+from daemon.messages import Adjust, Cancel, Done, Failed, Record, RequestEvent, Shutdown, Step, Submit, Tokens
 
 EOS = 0
 N_VOCAB = 512
@@ -114,7 +114,7 @@ class FakePipe:
         self.timeouts: list[float | None] = []
         self.closed = False
 
-    def put(self, *commands: Submit | Cancel | Adjust) -> None:
+    def put(self, *commands: Submit | Cancel | Adjust | Record | Shutdown) -> None:
         self.inbox += [command.model_dump_json().encode() for command in commands]
 
     def send(self, message: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from daemon.engine import sampling
 from daemon.engine.logprobs import token_logprob
 from daemon.engine.ports import DECODED, NO_CELLS, ContextPort, IdlePort, PipePort, ResidencyPort, VocabPort
+from daemon.engine.recorder import Recorder
 from daemon.engine.roster import Limits, Roster
 from daemon.engine.scheduler import n_to_send_back, plan_step
 from daemon.engine.sequence import Sequence
@@ -25,6 +26,7 @@ from daemon.messages import (
     Event,
     Failed,
     FinishReason,
+    Record,
     Residency,
     Shutdown,
     Snapshot,
@@ -65,6 +67,7 @@ class Loop:
         self._context, self._vocab, self._pipe, self._limits = context, vocab, pipe, limits
         self._residency, self._told = residency, Residency()
         self._idle = idle
+        self._recorder = Recorder(residency)
         self._suppressed, self._eog, self._clock = suppressed, eog, clock
         self._roster = Roster(context, limits)
         self._events: list[Event] = []
@@ -72,7 +75,7 @@ class Loop:
         self._last_snapshot, self._was_busy = float("-inf"), False
         self._times = TimeLog()
         self._decode_seconds = self._sample_seconds = 0.0
-        self._n_sampled = self._n_refused = 0
+        self._n_sampled = self._n_refused = self._n_accepted = 0
 
     def run(self) -> None:
         """Turn until told to stop; a peer that is gone counts as being told."""
@@ -123,8 +126,11 @@ class Loop:
         elif isinstance(command, Adjust):
             if self._residency is not None:
                 self._residency.adjust(command.residency)
+        elif isinstance(command, Record):
+            self._recorder.obey(command)
         elif isinstance(command, Shutdown):
             self._stopping = True
+            self._recorder.end("the engine was told to end")
             for sequence in (*self._roster.running, *self._roster.waiting):
                 self._fail(sequence, "engine_failed", "The engine is shutting down.")
 
@@ -133,7 +139,9 @@ class Loop:
         if problem:
             self._events.append(Failed(id=submit.id, code="invalid_request", message=problem))
         else:
-            self._roster.waiting.append(Sequence(submit, self._clock(), TextOut(submit.stop), list(submit.prompt)))
+            self._n_accepted += 1
+            text, number = TextOut(submit.stop), self._n_accepted
+            self._roster.waiting.append(Sequence(submit, self._clock(), text, list(submit.prompt), number))
 
     def _problem(self, submit: Submit) -> str | None:
         """Why this request could not be computed even alone."""
@@ -236,6 +244,8 @@ class Loop:
     def _learn(self, residency: ResidencyPort, parts: list[Part], seconds: float) -> None:
         """What a step of generated tokens chose is what experts are placed by, and told at each answer's end."""
         found = residency.decoded(len(parts), seconds)
+        if self._recorder.records:
+            self._recorder.step([sequence.number for sequence, _ in parts])
         if found is not None:
             for (sequence, _), hits, selections in zip(parts, *found.tolist(), strict=True):
                 sequence.expert_hits += hits
@@ -309,12 +319,13 @@ class Loop:
         now = self._clock()
         came_to_rest = self._was_busy and not self._roster.busy
         due = came_to_rest or now - self._last_snapshot >= SNAPSHOT_SECONDS
-        if not self._events and not due:
+        recorded = self._recorder.take(due)
+        if not self._events and not due and recorded is None:
             return
         if due:
             self._last_snapshot, self._was_busy = now, self._roster.busy
         events, self._events = self._events, []
-        self._pipe.send(Step(events=events, snapshot=self.snapshot() if due else None))
+        self._pipe.send(Step(events=events, snapshot=self.snapshot() if due else None, recorded=recorded))
 
     def snapshot(self) -> Snapshot:
         """The state of this moment; when nothing runs, the cells are recounted first."""

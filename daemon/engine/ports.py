@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from daemon.messages import Residency, ResidencySpec
+from daemon.messages import RecordingScope, Residency, ResidencySpec
 
 DECODED = 0
 NO_CELLS = 1
+
+Ids = npt.NDArray[np.integer]
+"""What a decode step chose, [n_tokens, layers, top_k]."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What can be recorded of a step's ids: the layers of `scope` are those at `columns`."""
+
+    scope: RecordingScope
+    columns: list[int]
 
 
 class SamplerPort(Protocol):
@@ -78,6 +90,13 @@ class ResidencyPort(Protocol):
 
         Returns [2, width]: selections of experts in VRAM, and all of them; None where that is not known.
         """
+
+    @property
+    def chosen(self) -> Ids | None:
+        """What the last step that `decoded` was told of chose; None where that is not known."""
+
+    def recordable(self) -> Source | str:
+        """What can be recorded of `chosen` now, or why nothing."""
 
     def adjust(self, spec: ResidencySpec) -> None:
         """Follow what is live of another [residency]."""

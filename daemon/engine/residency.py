@@ -13,6 +13,8 @@ from daemon.engine.counts import Counts
 from daemon.engine.gatekeeper import Gatekeeper
 from daemon.engine.mover import Mover
 from daemon.engine.placed import Placed
+from daemon.engine.ports import Ids, Source
+from daemon.engine.recorder import source
 from daemon.engine.residency_report import Describer
 from daemon.hotset import curves
 from daemon.hotset.bursts import Compute
@@ -39,6 +41,8 @@ class Experts:
     """Slots of one context, filled and followed in the background; a context manager that ends before the context.
 
     `status` may be asked by any thread; all else belongs to that of the engine. `counts` are what requests selected.
+    `chosen` are the ids of the last step that `decoded` was told of, as `step_ids` gives them; None where they are not
+    known.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Experts:
         self._managed = [layer for layer in residency.layers() if layer.reason is Reason.MANAGED]
         self._off = ""
         self._set = State.ON
+        self.chosen: Ids | None = None
         self.counts = Counts(residency)
         self._selftest: tuple[SelfTestState, str] = ("none", "")
         self.gatekeeper = Gatekeeper(self)
@@ -92,7 +97,7 @@ class Experts:
         not known.
         """
         keeper, control = self.gatekeeper, self.mover.controller
-        ids = None if self._set is State.OFF else self.residency.step_ids(width, control.pad)
+        ids = self.chosen = None if self._set is State.OFF else self.residency.step_ids(width, control.pad)
         found = None
         if ids is not None:
             self.mover.observe(ids, width, keeper.learns)
@@ -102,6 +107,11 @@ class Experts:
         if not self._off:
             keeper.computed(Compute[self._set.name], seconds, width)
         return found
+
+    def recordable(self) -> Source | str:
+        """What `chosen` holds, for who records it; why nothing is to be recorded where residency is off."""
+        report = self.status()
+        return report.reason if report.state == "off" else source(self.residency.layers())
 
     def synchronize(self) -> None:
         """Wait for the step that was begun; what waits for a boundary between steps need not wait for the next one."""

@@ -21,6 +21,8 @@ class Sequence:
     arrived: float
     out: TextOut
     tokens: list[int]
+    number: int = 0
+    """Of the request, in the order in which they came."""
     seq_id: int = -1
     n_past: int = 0
     n_predicted: int = 0

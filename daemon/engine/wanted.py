@@ -41,6 +41,14 @@ class Off:
     def decoded(self, _width: int, _seconds: float) -> None:
         """Nothing is learned."""
 
+    @property
+    def chosen(self) -> None:
+        """Nothing is read."""
+
+    def recordable(self) -> str:
+        """Nothing is."""
+        return self.reason
+
     def adjust(self, spec: ResidencySpec) -> None:
         """Slots need weights that were loaded for it."""
         asked = spec.enabled and bool(spec.vram)

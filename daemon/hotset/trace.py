@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -23,9 +23,14 @@ MAX_BYTES = 1 << 30
 MAX_SELECTIONS = 1 << 29
 """A million tokens of a model with 64 layers that chooses 8 experts."""
 
-_MAX_HEADER = 1 << 20
+MAX_HEADER = 1 << 20
+"""Bytes of the line that describes it."""
+
 _MAX_XZ_MEMORY = 1 << 27
 _FAULTS_PER_KIND = 4
+
+
+IdType = np.dtype[np.uint8] | np.dtype[np.uint16]
 
 
 class TraceUnusable(FaultyFile):
@@ -71,9 +76,9 @@ class Header(Part):
         return tokens * layers * top_k
 
     @property
-    def dtype(self) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
+    def dtype(self) -> IdType:
         """How an id is stored."""
-        return np.dtype(np.uint8) if max(layer.experts for layer in self.layers) <= 256 else np.dtype("<u2")
+        return id_type(layer.experts for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,11 @@ class Trace:
             yield segment.name, slice(start, end)
 
 
+def id_type(n_expert: Iterable[int]) -> IdType:
+    """How ids of layers with so many experts are stored."""
+    return np.dtype(np.uint8) if max(n_expert) <= 256 else np.dtype("<u2")
+
+
 def write(path: Path, trace: Trace) -> None:
     """Write the file, all of it or nothing; one that is there is replaced.
 
@@ -104,12 +114,24 @@ def write(path: Path, trace: Trace) -> None:
     faults = list(_faults(trace.header, trace.ids))
     if faults:
         raise TraceUnusable(path.name, faults)
+    line = trace.header.model_dump_json().encode()
+    if len(line) > MAX_HEADER:
+        raise TraceUnusable(path.name, [f"{len(trace.header.segments):,} segments are more than it can describe"])
     ids = np.ascontiguousarray(trace.ids, trace.header.dtype)
-    content = trace.header.model_dump_json().encode() + b"\n" + lzma.compress(ids.tobytes())
     try:
-        files.replace(path, content)
+        files.replace(path, line + b"\n" + lzma.compress(ids.tobytes()))
     except OSError as error:
         raise TraceUnusable(path.name, [f"it cannot be written: {error.strerror}"]) from None
+
+
+def begins_one(path: Path) -> bool:
+    """Whether a file begins as a trace does, whatever follows."""
+    try:
+        with path.open("rb") as file:
+            Header.model_validate_json(file.readline(MAX_HEADER + 1))
+    except (OSError, ValidationError):
+        return False
+    return True
 
 
 def read(path: Path) -> Trace:
@@ -119,7 +141,7 @@ def read(path: Path) -> Trace:
         TraceUnusable: it cannot be read or is no trace; every fault is listed.
     """
     line, end, packed = files.read(path, MAX_BYTES, TraceUnusable).partition(b"\n")
-    if not end or len(line) > _MAX_HEADER:
+    if not end or len(line) > MAX_HEADER:
         raise TraceUnusable(path.name, ["it does not begin with a line that describes it"])
     try:
         header = Header.model_validate_json(line)

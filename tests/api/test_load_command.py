@@ -65,8 +65,12 @@ async def no_reload() -> Reload:
     raise AssertionError("nobody ordered a reload")
 
 
+async def no_recording(say: object, leave: object) -> None:
+    raise AssertionError("nobody ordered a recording")
+
+
 async def hotset(service: Loading, words: Sequence[str]) -> Result:
-    async with control.listening(no_reload, service):
+    async with control.listening(no_reload, service, no_recording):
         return await asyncio.to_thread(CliRunner().invoke, make_app("reload"), ["reload", *words])
 
 
@@ -130,7 +134,7 @@ async def test_force_alone_makes_no_sense(run: Path) -> None:
 async def test_who_leaves_does_not_end_the_load(run: Path) -> None:
     service = Loading()
     service.go_on.clear()
-    async with control.listening(no_reload, service):
+    async with control.listening(no_reload, service, no_recording):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(control.socket_path(os.getpid())))
             client.sendall(control.LOAD)
@@ -143,7 +147,7 @@ async def test_who_leaves_does_not_end_the_load(run: Path) -> None:
 async def test_a_service_that_ends_in_the_middle_is_said(run: Path) -> None:
     service = Loading()
     service.go_on.clear()
-    async with control.listening(no_reload, service):
+    async with control.listening(no_reload, service, no_recording):
         asked = asyncio.create_task(asyncio.to_thread(CliRunner().invoke, make_app("reload"), ["reload", "--load"]))
         await service.begun.wait()
     result = await asked

@@ -16,6 +16,7 @@ from daemon.log import set_level
 from daemon.messages import Reload
 from daemon.reload import Reloader
 from hotset_tools import reload as command
+from hotset_tools.service import NoService
 from tests.api.conftest import Daemon, Start
 
 TWO_KEYS = "[http]\nkeys = ['first-key', 'second-key']\n"
@@ -104,25 +105,29 @@ async def no_load(force: bool, say: object) -> Reload:
     raise AssertionError("nobody ordered a load")
 
 
+async def no_recording(say: object, leave: object) -> None:
+    raise AssertionError("nobody ordered a recording")
+
+
 async def test_the_command_finds_the_only_service_beside_what_dead_ones_left(run: Path) -> None:
     service, own = Answering(), os.getpid()
-    async with control.listening(service, no_load):
+    async with control.listening(service, no_load, no_recording):
         (run / "1.sock").touch()
         (run / "1x.sock").touch()
         assert await asyncio.to_thread(command.ask) == service.outcome
         assert (run / f"{own}.sock").stat().st_mode & 0o777 == 0o600
-        with pytest.raises(command.NoService, match="as process 1"):
+        with pytest.raises(NoService, match="as process 1"):
             await asyncio.to_thread(command.ask, 1)
     assert sorted(os.listdir(run)) == ["1.sock", "1x.sock"]
-    with pytest.raises(command.NoService):
+    with pytest.raises(NoService):
         await asyncio.to_thread(command.ask)
 
 
 async def test_several_services_are_told_nothing_until_one_is_named(run: Path) -> None:
     service, own = Answering(), os.getpid()
-    async with control.listening(service, no_load):
+    async with control.listening(service, no_load, no_recording):
         (run / "2.sock").symlink_to(f"{own}.sock")
-        with pytest.raises(command.NoService, match=r"--pid 2, --pid \d+"):
+        with pytest.raises(NoService, match=r"--pid 2, --pid \d+"):
             await asyncio.to_thread(command.ask)
         assert service.n_orders == 0
         assert await asyncio.to_thread(command.ask, own) == service.outcome
@@ -131,11 +136,11 @@ async def test_several_services_are_told_nothing_until_one_is_named(run: Path) -
 
 async def test_a_directory_that_others_may_write_gets_no_socket(run: Path) -> None:
     os.chmod(run, 0o777)
-    async with control.listening(Answering(), no_load):
+    async with control.listening(Answering(), no_load, no_recording):
         assert os.listdir(run) == []
 
 
 async def test_a_service_that_ends_before_it_answers(run: Path) -> None:
-    async with control.listening(Answering(ConnectionResetError), no_load):
-        with pytest.raises(command.NoService, match="before it answered"):
+    async with control.listening(Answering(ConnectionResetError), no_load, no_recording):
+        with pytest.raises(NoService, match="before it answered"):
             await asyncio.to_thread(command.ask)

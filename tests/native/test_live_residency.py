@@ -5,6 +5,7 @@ The device is a CPU behind the RPC backend and all weights are F32: numbers may 
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,10 @@ from daemon.engine.probe import Measured
 from daemon.engine.residency import Experts
 from daemon.engine.roster import Limits
 from daemon.engine.store import Store
-from daemon.messages import Adjust, Done, Residency, ResidencySpec, Sampling, Submit, Tokens
+from daemon.hotset.answers import Answers
+from daemon.hotset.files import ModelId
+from daemon.hotset.trace import TraceLayer
+from daemon.messages import Adjust, Done, Record, Recorded, Residency, ResidencySpec, Sampling, Submit, Tokens
 from daemon.model_files import load_command, residency_spec
 from daemon.native import hotset
 from daemon.native.gguf_check import check
@@ -185,6 +189,72 @@ def test_what_teaches_is_what_the_routers_chose(server: str, model: Path, monkey
         assert sum(map(len, seen)) == 3 * 11
 
 
+def recorded(engine: Engine) -> list[Recorded]:
+    return [step.recorded for step in engine.pipe.sent if step.recorded is not None]
+
+
+def test_what_is_recorded_is_what_the_routers_chose(server: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(model, server, vram="25%") as engine:
+        chosen: dict[int, list[np.ndarray]] = {}
+        step = engine.loop._recorder.step
+
+        def note(answers: list[int]) -> None:
+            residency = engine.experts.residency
+            each = [residency.router_ids(layer, len(answers)) for layer in range(N_LAYER)]
+            for row, answer in enumerate(answers):
+                chosen.setdefault(answer, []).append(np.stack([ids[row] for ids in each]))
+            step(answers)
+
+        monkeypatch.setattr(engine.loop._recorder, "step", note)
+        engine.pipe.put(Record(number=5))
+        names = [engine.submit(start, 12 + start) for start in (7, 11, 13)]
+        engine.turn_until(lambda: all(engine.pipe.end(name) for name in names))
+        engine.pipe.put(Record(number=5, wanted=False))
+        engine.loop.turn()
+        parts = recorded(engine)
+    assert parts[0].scope is not None
+    assert [(one.layer, one.experts) for one in parts[0].scope.layers] == [(at, N_EXPERT) for at in range(N_LAYER)]
+    assert (parts[0].scope.top_k, parts[-1].ended) == (TOP_K, "")
+    layers = [TraceLayer(layer=one.layer, experts=one.experts) for one in parts[0].scope.layers]
+    answers = Answers(layers, TOP_K, 1 << 20)
+    for part in parts:
+        answers.add(part.answers, base64.b64decode(part.ids))
+    found = answers.trace(ModelId(fingerprint="0" * 64), "", "now")
+    assert [segment.tokens for segment in found.header.segments] == [11 + start for start in (7, 11, 13)]
+    for (_, tokens), own in zip(found.segments(), chosen.values(), strict=True):
+        assert np.array_equal(found.ids[tokens], np.sort(own, axis=-1))
+
+
+def test_recording_changes_no_answer_and_ends_where_residency_does(
+    server: str, model: Path, stock: dict[int, list[int]]
+) -> None:
+    with running(model, server, vram="50%") as engine:
+        engine.pipe.put(Record(number=1))
+        assert engine.answer(7) == stock[7]
+        name = engine.submit(11)
+        for _ in range(9):
+            engine.loop.turn()
+        assert [part.ended for part in recorded(engine)] == [None] * len(recorded(engine))
+        engine.experts.switch_off("a test says so")
+        engine.turn_until(lambda: engine.pipe.end(name) is not None)
+        assert engine.tokens(name) == stock[11]
+        assert recorded(engine)[-1].ended == "off: a test says so"
+        n_recorded = sum(len(part.answers) for part in recorded(engine))
+        assert N_TOKENS - 1 < n_recorded < 2 * (N_TOKENS - 1)
+        engine.pipe.put(Record(number=2))
+        engine.loop.turn()
+        assert (recorded(engine)[-1].number, recorded(engine)[-1].ended) == (2, "off: a test says so")
+
+
+def test_there_is_nothing_to_record_where_no_expert_may_have_a_slot(server: str, model: Path) -> None:
+    for device, vram, why in (("cpu", "50%", "on the CPU alone"), (server, 0, "no expert has a slot")):
+        with running(model, device, vram=vram) as engine:
+            engine.pipe.put(Record(number=1))
+            engine.answer(7, 4)
+            (part,) = recorded(engine)
+            assert why in (part.ended or "")
+
+
 def test_budgets_change_while_answers_run(server: str, model: Path, stock: dict[int, list[int]]) -> None:
     with running(model, server, vram="25%") as engine:
         names = {start: engine.submit(start) for start in stock}
@@ -306,6 +376,21 @@ def test_what_does_not_pay_is_switched_off_and_says_why(
         engine.turn_until(lambda: engine.status().state == "on")
         assert engine.answer(13) == stock[13]
         assert engine.experts.residency.statistics().state == hotset.State.ON
+
+
+def test_a_closed_gate_ends_a_recording_and_refuses_the_next_one(server: str, model: Path, tmp_path: Path) -> None:
+    with timed(model, server, tmp_path, 0.1, vram="50%") as engine:
+        engine.pipe.put(Record(number=1))
+        engine.answer()
+        assert recorded(engine)[0].scope is not None
+        engine.turn_until(lambda: engine.status().gate.state == "closed")
+        for start in (7, 11, 13):
+            engine.answer(start)
+        assert (recorded(engine)[-1].ended or "").startswith("off: closed: residency does not pay")
+        engine.pipe.put(Record(number=2))
+        engine.loop.turn()
+        assert (recorded(engine)[-1].number, recorded(engine)[-1].scope) == (2, None)
+        assert (recorded(engine)[-1].ended or "").startswith("off: closed: residency does not pay")
 
 
 def test_what_pays_stays_on_and_is_remembered(

@@ -31,6 +31,7 @@ ALLOWED = {
     "daemon.native": BASE,
     "daemon.verify": BASE | {"daemon.native"},
     "daemon.engine": BASE | {"daemon.native", "daemon.hotset", "daemon.verify"},
+    "daemon.recording": {"daemon.messages"},
     "daemon.replacement": {"daemon.messages"},
     "daemon.supervisor": BASE | {"daemon.replacement"},
     "daemon.admission": BASE | {"daemon.supervisor"},

@@ -138,6 +138,23 @@ def test_a_faulty_trace_is_not_written_and_the_file_stays(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["a.trace"]
 
 
+def test_more_segments_than_the_first_line_may_describe_are_not_written(path: Path) -> None:
+    many = made([4], [1] * 40_000, top_k=1)
+    with pytest.raises(TraceUnusable, match="40,000 segments are more"):
+        trace.write(path, many)
+
+
+def test_what_begins_a_trace(path: Path, tmp_path: Path) -> None:
+    assert trace.begins_one(path)
+    assert trace.begins_one(rewritten(path, content=b"damaged"))
+    assert not trace.begins_one(rewritten(path, {"format": "another"}))
+    for content in (b"", b"GGUF\x03", b"{}\n", b"\xff" * 3_000_000):
+        (tmp_path / "other").write_bytes(content)
+        assert not trace.begins_one(tmp_path / "other")
+    assert not trace.begins_one(tmp_path / "none")
+    assert not trace.begins_one(tmp_path)
+
+
 def test_the_recorded_traces_are_what_they_should_be() -> None:
     six, every = (trace.read(DATA / f"{name}-domains.trace") for name in ("six", "all"))
     assert [name for name, _ in six.segments()] == ["fiction", "python", "lang_zh", "chat", "c", "scripture"]

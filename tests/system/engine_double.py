@@ -20,6 +20,8 @@ from daemon.messages import (
     Loading,
     ModelInfo,
     Ready,
+    Record,
+    Recorded,
     Residency,
     Shutdown,
     Snapshot,
@@ -75,6 +77,8 @@ def main(fd: int, behaviour: str) -> int:
             command = COMMAND.validate_json(body)
             if isinstance(command, Submit):
                 answer(pipe, command)
+            elif isinstance(command, Record):
+                pipe.send(Step(events=[], recorded=Recorded(number=command.number)))
             elif isinstance(command, Shutdown) and behaviour != "deaf":
                 return 0
         pipe.send(Step(events=[], snapshot=Snapshot(residency=residency)))

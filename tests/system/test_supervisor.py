@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from daemon.config import Config, EngineSection
 from daemon.expert_metrics import ExpertCounters
-from daemon.messages import Done, Load, RequestEvent, Submit, Tokens
+from daemon.messages import Done, Load, Record, Recorded, RequestEvent, Submit, Tokens
 from daemon.model_files import load_command
 from daemon.replacement import Replacement
 from daemon.supervisor import Supervisor
@@ -125,6 +125,33 @@ async def test_what_an_engine_counted_stays_counted_when_it_is_replaced() -> Non
         assert ear.moves() == 5
         await until(lambda: ear.moves() == 10)
         assert supervisor.residency.moves == 5
+
+
+class Recordings:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.parts: list[Recorded] = []
+        self.lost: list[str] = []
+
+    def deliver(self, part: Recorded) -> None:
+        self.parts.append(part)
+
+    def engine_lost(self, why: str) -> None:
+        self.lost.append(why)
+
+
+async def test_who_records_is_told_what_comes_and_the_end_of_the_engine() -> None:
+    async with supervised("good") as (supervisor, _):
+        await until(lambda: supervisor.state == "ready")
+        recordings = supervisor.recordings = Recordings()
+        supervisor.send(Record(number=3))
+        await until(lambda: bool(recordings.parts))
+        assert (recordings.parts, recordings.lost) == ([Recorded(number=3)], [])
+        assert supervisor.pid is not None
+        os.kill(supervisor.pid, signal.SIGKILL)
+        await until(lambda: bool(recordings.lost))
+        assert recordings.lost == ["killed by SIGKILL"]
 
 
 async def test_a_signal_without_a_name_is_told_by_its_number() -> None:
