@@ -92,7 +92,7 @@ class ResidencySection(Section):
 
     enabled: bool = next_load(True)
     hot_set: str = next_load("")
-    vram: str | int | dict[str, str | int] = live("")
+    vram: str | int | dict[str, str | int] = live("auto")
     reserve: str | int | dict[str, str | int] = live("auto")
     frozen: bool = live(False)
     upload: float = live(2048.0, ge=0, le=1_048_576)

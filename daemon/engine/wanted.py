@@ -9,7 +9,7 @@ from pathlib import Path
 from daemon.engine import spare
 from daemon.hotset import hot_set as hot_sets
 from daemon.hotset import placement, reserve, whole_layers
-from daemon.hotset.budget import EVERY_DEVICE, Budget, of_device, parse
+from daemon.hotset.budget import EVERY_DEVICE, Auto, Budget, of_device, parse
 from daemon.hotset.hot_set import HotSet, HotSetUnusable, LayerKey
 from daemon.hotset.placement import ExpertLayer, Plan
 from daemon.hotset.reserve import Reserved
@@ -106,9 +106,10 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
         return Off("off: residency.enabled is false")
     if not wish.vram:
         return Off("off: residency.vram is empty, so no VRAM is meant for experts")
-    if not devices:
-        return Off("off: the model is on the CPU alone, there is no device to keep experts on", fault=True)
     budgets = {name: parse(text) for name, text in wish.vram.items()}
+    explicit = bool(wish.hot_set) or any(not isinstance(one, Auto) for one in budgets.values())
+    if not devices:
+        return Off("off: the model is on the CPU alone, there is no device to keep experts on", fault=explicit)
     layers = _in_memory(spec, file.facts, devices)
     try:
         ranking, known = _ranking(wish, budgets, file)
@@ -124,7 +125,7 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
     plan = placement.plan(ranking, layers, budgets, refused)
     if not layers:
         keys = "engine.gpu_layers and engine.cpu_moe_layers"
-        return Off(f"off: {keys} leave no layer both a device and experts in memory", fault=True)
+        return Off(f"off: {keys} leave no layer both a device and experts in memory", fault=explicit)
     if not plan.n_experts and (wish.frozen or all(layer.device in refused for layer in layers)):
         return Off(f"off: {placement.no_room(plan)}", fault=any(layer.device not in refused for layer in layers))
     return Wanted(Path(wish.hot_set).name, wish, ranking, known, budgets, reserves, layers, devices)

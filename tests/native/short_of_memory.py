@@ -34,7 +34,7 @@ def main(path: str, device: str, hot_set: str) -> None:
     seen: dict[str, Any] = {}
     settings = {"hot_set": hot_set, "vram": "80%"}
     gguf_check._RESERVE = 180 * MIB
-    with loaded(Path(path), device, {}):
+    with loaded(Path(path), device, {"vram": ""}):
         pass  # everything that is loaded once
     facts = gguf_check.check(Path(path)).facts
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text("utf-8").splitlines())
@@ -44,7 +44,7 @@ def main(path: str, device: str, hot_set: str) -> None:
     assert memory.available() <= facts.size
     loading.Model = Watched  # type: ignore[misc]
 
-    with loaded(Path(path), device, {}, load="none"):
+    with loaded(Path(path), device, {"vram": ""}, load="none"):
         seen["otherwise"] = used[-1].load_mode
     plain = used[-1].model_copy(update={"load_mode": "none"})
     try:

@@ -106,7 +106,7 @@ def filled(experts: Experts | Off, loop: Loop, pipe: FakePipe) -> Residency:
 
 
 def test_answers_are_the_same_whatever_is_resident(servers: list[str], model: Path, hot_set: Path) -> None:
-    with loaded(model, servers[0], {}) as (made, loop, pipe):
+    with loaded(model, servers[0], {"vram": ""}) as (made, loop, pipe):
         assert made.info.residency.startswith("off: residency.vram is empty")
         assert made.info.warnings == []
         stock = answer(loop, pipe)

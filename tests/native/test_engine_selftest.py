@@ -30,7 +30,7 @@ def open_model(model: Path, rpc_device: str, tmp_path: Path) -> Any:
     def opened(vram: str, context: int = 256) -> Loaded:
         engine = {"device": rpc_device, "threads": 1, "kv_cells": context}
         sections = {"model": {"path": str(model), "context": context}, "engine": engine}
-        residency = {"hot_set": str(hot_set), "vram": vram} if vram else {}
+        residency = {"hot_set": str(hot_set), "vram": vram} if vram else {"vram": ""}
         return Loaded(load_command(Config.model_validate(sections | {"residency": residency})), lambda _: None)
 
     return opened
