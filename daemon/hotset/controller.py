@@ -90,7 +90,8 @@ class Controller:
         """Share of recent selections that found their expert in VRAM, [layers]; NaN before the first."""
         hits, selections = self._recent
         with np.errstate(invalid="ignore"):
-            return hits / selections
+            rates: Rates = hits / selections
+        return rates
 
     def hit_rate(self, layers: Sequence[int]) -> float | None:
         """The same of some layers together."""
