@@ -36,10 +36,17 @@ class PlacementPort(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether nobody else changes or uploads anything by now."""
+        """Whether nobody else changes or uploads anything by now.
+
+        Raises:
+            ResidencyError: it cannot be known any more.
+        """
 
     def compute_as(self, state: State) -> None:
         """Switch residency, once it is held."""
+
+    def synchronize(self) -> None:
+        """Wait for the step that was begun. Without, what changes slots would wait for a step that never ends."""
 
     def release(self, missing: Sequence[Move]) -> None:
         """Look at the slots again. They are as they were, where the device still has room, but these experts are gone:
@@ -123,6 +130,7 @@ class Arms:
         self._work = iter(())
         missing: list[Move] = []
         try:
+            self._placement.synchronize()  # after a step that failed half-way
             self._restore_slots()
             for index in self._former:
                 missing += self._restore_experts(index)

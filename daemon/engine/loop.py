@@ -124,8 +124,7 @@ class Loop:
             if sequence is not None:
                 self._finish(sequence, "cancelled")
         elif isinstance(command, Adjust):
-            if self._residency is not None:
-                self._residency.adjust(command.residency)
+            self._adjust(command)
         elif isinstance(command, Record):
             self._recorder.obey(command)
         elif isinstance(command, Shutdown):
@@ -133,6 +132,13 @@ class Loop:
             self._recorder.end("the engine was told to end")
             for sequence in (*self._roster.running, *self._roster.waiting):
                 self._fail(sequence, "engine_failed", "The engine is shutting down.")
+
+    def _adjust(self, command: Adjust) -> None:
+        """Idle work may hold what changes: it gives that back first, and begins anew."""
+        if self._idle is not None:
+            self._idle.interrupt()
+        if self._residency is not None:
+            self._residency.adjust(command.residency)
 
     def _accept(self, submit: Submit) -> None:
         problem = self._problem(submit)

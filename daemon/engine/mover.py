@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,11 +83,15 @@ class Mover:
 
     def observe(self, ids: Ids, n_sequences: int, ranks: bool = True) -> None:
         """A decode step of so many sequences chose `ids` [n_tokens, layers, top_k]; see `Controller.observe`."""
-        self._inbox.put(partial(self.controller.observe, ids, n_sequences, ranks))
+        self.post(partial(self.controller.observe, ids, n_sequences, ranks))
 
     def post(self, order: Callable[[], None]) -> None:
-        """Let the thread do something between two turns; it may call `resize` and the controller."""
-        self._inbox.put(order)
+        """Let the thread do something between two turns; it may call `resize` and the controller.
+
+        After a fault nobody does anything.
+        """
+        if not self.fault:
+            self._inbox.put(order)
 
     def pause(self, paused: bool) -> None:
         """Whether to leave all experts where they are; orders are still done, and steps observed."""
@@ -111,19 +116,27 @@ class Mover:
     # -- the thread
 
     def run(self) -> None:
-        """Seed, then follow the traffic until told to stop, or until the device fails."""
+        """Seed, then follow the traffic until told to stop, or until something fails."""
         try:
-            self._seed()
-            patience: float | None = 0
-            while not self._stopping:
-                self._take(patience)
-                patience = self._draw(self._turn())
+            self._work()
         except ResidencyError as error:
             self.fault = error.message
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be waited for
+            traceback.print_exc()
+            self.fault = f"{type(error).__name__}: {error}"
+        while self.fault and not self._inbox.empty():
+            self._inbox.get_nowait()
+
+    def _work(self) -> None:
+        self._seed()
+        patience: float | None = 0
+        while not self._stopping:
+            self._take(patience)
+            patience = self._draw(self._turn())
 
     def _hold(self) -> None:
         self._publish(())
-        self._paused = self.held = True
+        self.held = True
 
     def _release(self, missing: Sequence[Move], paused: bool) -> None:
         for index in range(self.residency.n_layers):
@@ -175,9 +188,10 @@ class Mover:
         """The next moves, and the publication of the last ones; how long to wait for news before the next turn."""
         now = self.clock()
         seconds, self._last = now - self._last, now
+        if self.held:
+            return None
         if self._paused:
-            if not self.held:
-                self._publish(())
+            self._publish(())
             return None
         batch = self.controller.batch(seconds)
         self._carry_out(batch)

@@ -117,7 +117,7 @@ class IdlePort(Protocol):
         """Do one."""
 
     def interrupt(self) -> None:
-        """A request came: give everything back."""
+        """A request or a change of placement came: give everything back."""
 
 
 class PipePort(Protocol):

@@ -22,7 +22,7 @@ from daemon.hotset.judge import Judge
 from daemon.hotset.placement import ExpertLayer
 from daemon.messages import Residency as Report
 from daemon.messages import ResidencySpec, SelfTestState
-from daemon.native.hotset import Move, Reason, Residency, State
+from daemon.native.hotset import Move, Reason, Residency, ResidencyError, State, Status
 
 _STATES = {Compute.OFF: State.OFF, Compute.COUNT: State.COUNT, Compute.ON: State.ON}
 
@@ -163,7 +163,7 @@ class Experts:
 
     def let_move(self, moving: bool) -> None:
         """Whether experts may come and go."""
-        self.mover.pause(not moving)
+        self.mover.pause(not moving or bool(self._off))
 
     def refit(self, judge: Judge) -> None:
         """See whether other slots would be faster, and change them."""
@@ -189,14 +189,20 @@ class Experts:
 
     @property
     def held(self) -> bool:
-        """Whether nobody else changes or uploads anything by now."""
+        """Whether nobody else changes or uploads anything by now.
+
+        Raises:
+            ResidencyError: whoever does has failed, and will never say so.
+        """
+        if self.mover.fault:
+            raise ResidencyError(Status.FAILED, f"experts cannot be moved: {self.mover.fault}")
         return self.mover.held
 
     def release(self, missing: Sequence[Move]) -> None:
         """Look at the slots again, bring these experts back, compute as is right."""
         self._synchronize()
         self.count_again()
-        self.mover.release(missing, paused=self.gatekeeper.closed)
+        self.mover.release(missing, paused=self.gatekeeper.closed or bool(self._off))
         if not self._off:
             self.compute_as(State.OFF if self.gatekeeper.closed else State.ON)
 

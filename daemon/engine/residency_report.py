@@ -45,6 +45,8 @@ WHY_NOT = {
     Reason.UNSUPPORTED: "the device cannot multiply weights of this type or shape by expert",
 }
 
+_STUCK = "no expert moves any more, and changes of [residency] wait for a new load (`hotset reload --load`)"
+
 
 class Describer:
     """Words and numbers for one context. `names` are those of the devices; `wholly` lies on them without slots."""
@@ -70,7 +72,7 @@ class Describer:
             filled=n_resident / n_seeds if filling and n_seeds else n_resident / n_slots if n_slots else 1.0,
             devices=[self._device(account, layers, found) for account in placed.plan.devices],
             layers=layers,
-            placement="static" if placed.frozen else "live",
+            placement="static" if placed.frozen or mover.fault else "live",
             moves=picture.n_moves,
             hit_rate=picture.hit_rate,
             upload=placed.upload(),
@@ -80,7 +82,7 @@ class Describer:
         accounts, whole = placed.plan.devices, len(self._wholly)
         memory = Counter(layer.memory for layer in layers if layer.device)
         slots, experts = sum(layer.slots for layer in layers), sum(layer.experts for layer in layers)
-        follow = "" if placed.frozen else ", which follow the traffic"
+        follow = "" if placed.frozen or fault else ", which follow the traffic"
         return [
             f"{slots} of {experts} experts{f' of {placed.file}' if placed.file else ''} have slots{follow}",
             *(f"{one.effective_bytes / MIB:.1f} MiB on {one.device}" for one in accounts if one.effective_bytes),
@@ -88,7 +90,7 @@ class Describer:
             *(f"{one.device} was asked for {one.asked}, but {one.why}" for one in accounts if one.why),
             *(f"{one.device} shares the CPU's memory" for one in accounts if one.spare and one.spare.shared),
             *(f"{n} layers' weights lie in {_LIES_IN[kind]}" for kind, n in memory.items() if kind),
-            *([f"uploads ended early: {fault}"] if fault else []),
+            *([f"uploads ended early: {fault}; {_STUCK}"] if fault else []),
         ]
 
     def _layer(self, layer: Layer, picture: Picture) -> LayerState:

@@ -74,6 +74,9 @@ class Placement:
         self._bench.context.synchronize()
         self._experts.set_state(state)
 
+    def synchronize(self) -> None:
+        self._bench.context.synchronize()
+
     def release(self, missing: Sequence[Move]) -> None:
         self.compute_as(hotset.State.ON)
         for index, slot, expert in missing:

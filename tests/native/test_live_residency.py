@@ -434,3 +434,24 @@ def test_by_default_a_device_is_used_and_a_machine_without_one_is_no_fault(serve
         (device,) = engine.status().devices
         assert device.asked == "auto"
         assert device.slots == N_LAYER * N_EXPERT, "there is room for all"
+
+
+@pytest.mark.parametrize("prices", [True, False])
+def test_a_budget_that_changes_in_the_middle_of_the_probe_is_followed_at_once(
+    server: str, model: Path, tmp_path: Path, prices: bool
+) -> None:
+    with timed(model, server, tmp_path, 0.002, vram="50%") as engine:
+        engine.answer()
+        if not prices:  # the comparison of the placement as it stands
+            engine.turn_until(lambda: engine.status().gate.state == "open")
+            engine.experts.gatekeeper.compare()
+        engine.turn_until(lambda: engine.experts.held)
+        for _ in range(30):
+            engine.loop.turn()
+        assert engine.experts.held
+        engine.adjust(vram="25%")
+        engine.turn_until(lambda: engine.status().devices[0].asked == "25%")
+        assert {layer.slots for layer in engine.status().layers} == {4}
+        assert not engine.experts.held
+        assert engine.answer() == engine.answer()
+        assert not engine.experts.mover.fault

@@ -50,6 +50,7 @@ class Library:
         self.peak: dict[int, int] = {}
         self.staged = 0
         self.cpu_us = 0
+        self.computing = False
         self.refuse_above: int | None = None
         self._note({})
 
@@ -81,6 +82,7 @@ class Library:
         self.staged += 1
 
     def publish(self, moves: Iterable[Move]) -> None:
+        assert not self.computing, "nobody would ever come to a boundary"
         owners = [list(slab.owner) for slab in self.slabs]
         for index, slot, expert in moves:
             if expert >= 0 and (owners[index][slot] >= 0 or self.slabs[index].staged[slot] != expert):
@@ -92,6 +94,7 @@ class Library:
             slab.owner = owner
 
     def resize(self, slots: Sequence[int]) -> None:
+        assert not self.computing, "nobody would ever come to a boundary"
         changed = [(slab, n) for slab, n in zip(self.slabs, slots, strict=True) if n not in (-1, len(slab.owner))]
         more: dict[int, int] = {}
         for slab, n in changed:
@@ -125,6 +128,9 @@ class Placement:
     def compute_as(self, state: State) -> None:
         assert self.held
         self.state = state
+
+    def synchronize(self) -> None:
+        self.library.computing = False
 
     def release(self, missing: Sequence[Move]) -> None:
         assert self.asked
@@ -282,6 +288,17 @@ def test_whatever_is_refused_at_the_end_the_placement_is_given_back() -> None:
     arrange(arms)
     library.resize = lambda _slots: (_ for _ in ()).throw(ResidencyError(Status.FAILED, "lost"))  # type: ignore
     arms.end()
+    assert not placement.held
+
+
+def test_after_a_step_that_failed_half_way_nobody_waits_for_its_end() -> None:
+    arms, library, placement = made(quarter())
+    former = [library.resident(index) for index in range(12)]
+    arrange(arms)
+    arms.show(Arm.EMPTY)
+    library.computing = True
+    arms.end()
+    assert [library.resident(index) for index in range(12)] == former
     assert not placement.held
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
+import numpy as np
 import pytest
 
 from daemon.engine.mover import Mover
@@ -17,71 +16,8 @@ from daemon.hotset.controller import Controller
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
 from daemon.hotset.reserve import Reserve, Spare
 from daemon.messages import Allowance, ResidencySpec
-from daemon.native.hotset import (
-    Layer,
-    Memory,
-    Mode,
-    Move,
-    Reason,
-    Residency,
-    ResidencyError,
-    State,
-    Statistics,
-    Status,
-)
-
-MIB = 1 << 20
-NOTHING = Statistics(**dict.fromkeys(Statistics.__dataclass_fields__, 0))
-
-
-def layer(index: int, **changes: Any) -> Layer:
-    values = {"index": index, "il": index + 1, "n_expert": 8, "n_expert_used": 2, "n_slots": 4, "n_resident": 0}
-    values |= {"mode": Mode.PARTIAL, "reason": Reason.MANAGED, "device": 0, "expert_bytes": MIB}
-    values |= {"device_bytes": 5 * MIB, "memory": Memory.PINNED, "hits": 0, "misses": 0}
-    return Layer(**values | changes)
-
-
-class FakeResidency:
-    """Slots that are filled at once."""
-
-    def __init__(self, *layers: Layer) -> None:
-        self.found = list(layers)
-        self.state = State.ON
-        self.refuse_at: int | None = None
-        self.staged: list[tuple[int, int, int]] = []
-        self.closed = False
-        self.owners = [[-1] * one.n_slots for one in layers]
-
-    @property
-    def n_layers(self) -> int:
-        return len(self.found)
-
-    def layers(self) -> list[Layer]:
-        return list(self.found)
-
-    def statistics(self) -> Statistics:
-        return replace(NOTHING, state=self.state, staged=len(self.staged), staged_bytes=len(self.staged) * MIB)
-
-    def stage(self, index: int, expert: int, slot: int) -> None:
-        if len(self.staged) == self.refuse_at:
-            raise ResidencyError(Status.FAILED, "the device is gone")
-        self.staged.append((index, expert, slot))
-
-    def resident(self, index: int) -> list[int]:
-        return list(self.owners[index])
-
-    def publish(self, moves: Iterable[Move]) -> None:
-        for index, slot, expert in moves:
-            assert expert < 0 or (index, expert, slot) in self.staged
-            self.owners[index][slot] = expert
-            n_resident = sum(owner >= 0 for owner in self.owners[index])
-            self.found[index] = replace(self.found[index], n_resident=n_resident)
-
-    def set_state(self, state: State) -> None:
-        self.state = state
-
-    def close(self) -> None:
-        self.closed = True
+from daemon.native.hotset import Memory, Mode, Reason, Residency, ResidencyError, State, Status
+from tests.residency_fakes import MIB, FakeResidency, layer
 
 
 def made(
@@ -140,7 +76,39 @@ def test_an_upload_that_fails_keeps_what_is_there() -> None:
     residency.refuse_at = 6
     status = filled(made(residency)).status()
     assert (status.state, status.filled) == ("on", 0.5)
-    assert "uploads ended early: the device is gone" in status.reason
+    assert "uploads ended early: the device is gone; no expert moves any more" in status.reason
+
+
+def test_whoever_waits_for_a_mover_that_failed_is_told() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    experts = filled(made(residency))
+    residency.refuse_resize = ResidencyError(Status.FAILED, "the device is gone")
+    experts.hold()
+    experts.mover.post(lambda: experts.mover.resize([2, 2]))
+    experts.mover._thread.join(10)
+    with pytest.raises(ResidencyError, match="the device is gone"):
+        assert experts.held
+    assert not experts.settled
+
+
+def test_what_was_switched_off_for_good_moves_no_more_whatever_is_changed() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    residency.owners = [[-1] * 4, [-1] * 4]
+    experts = filled(made(residency))
+    experts.mover.controller.pace(1e12)
+    experts.switch_off("the self-test failed")
+    for change in (lambda: experts.let_move(True), experts.hold, lambda: experts.release(())):
+        change()
+    n_staged = len(residency.staged)
+    for _ in range(3):
+        experts.mover.observe(np.tile(np.array([4, 6], np.int32), (1, 2, 1)), 1)
+    passed = threading.Event()
+    for _ in range(2):  # a turn comes between them
+        passed.clear()
+        experts.mover.post(passed.set)
+        assert passed.wait(10)
+    experts.close()
+    assert len(residency.staged) == n_staged
 
 
 def test_no_thread_for_the_upload_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
