@@ -25,7 +25,7 @@ FULL_MARGIN = 0.4
 """A plan with full layers between or behind partial ones must be predicted faster than equal shares by this share.
 
 On an H200 (docs/benchmarks.md, older reports too) steps with equal shares took 0.80 to 1.14 times what the prices say,
-those with 21 to 40 of 48 layers full 1.0 to 1.47 times, wherever they were. A likely reason: the device's next part can
+those with 21 to 40 of 48 layers full 1.0 to 1.46 times, wherever they were. A likely reason: the device's next part can
 be recorded ahead only where it is short, and full layers make it long. Only where nearly all experts fit is the gain
 large enough to be believed.
 """
