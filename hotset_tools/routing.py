@@ -10,7 +10,7 @@ one some dozens of tokens later. The parameters are in the model's metadata, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -136,8 +136,10 @@ def positions(routing: Routing) -> Floats:
     return result
 
 
-def stream(routing: Routing, n_tokens: int, seed: int, part: Part = "measure") -> list[int]:
-    """`n_tokens` token ids of one walk.
+def stream(
+    routing: Routing, n_tokens: int, seed: int, part: Part = "measure", among: Sequence[int] | None = None
+) -> list[int]:
+    """`n_tokens` token ids of one walk; it visits only the topics `among`, by default all.
 
     The parts have no token in common: `learn` walks the first half of every topic, `measure` the second.
     """
@@ -146,13 +148,14 @@ def stream(routing: Routing, n_tokens: int, seed: int, part: Part = "measure") -
     if routing.kind == "uniform":
         return [int(token) for token in random.integers(half, size=n_tokens) + (half if part == "measure" else 0)]
     tokens: list[int] = []
-    topic = int(random.integers(routing.n_topics))
+    topics = range(routing.n_topics) if among is None else among
+    at = int(random.integers(len(topics)))
     while len(tokens) < n_tokens:
         length = n_tokens if routing.n_topics == 1 else int(random.integers(routing.dwell // 2, routing.dwell * 3 // 2))
-        first = routing.n_ids * topic // routing.n_topics + (half if part == "measure" else 0)
+        first = routing.n_ids * topics[at] // routing.n_topics + (half if part == "measure" else 0)
         walk = random.integers(half) + np.cumsum(random.integers(1, routing.max_step + 1, size=length))
         tokens.extend(int(first + offset) for offset in walk % half)
-        topic = (topic + 1 + int(random.integers(max(1, routing.n_topics - 1)))) % routing.n_topics
+        at = (at + 1 + int(random.integers(max(1, len(topics) - 1)))) % len(topics)
     return tokens[:n_tokens]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hotset_tools.bench import residency_commands
+from hotset_tools.bench import live_commands, residency_commands
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -20,6 +20,7 @@ app.command("make-model")(residency_commands.make_model)
 app.command("check-model")(residency_commands.check_model)
 app.command("decode")(residency_commands.decode)
 app.command("prefill")(residency_commands.prefill)
+app.command("live")(live_commands.live)
 app.command("tables")(residency_commands.tables)
 
 

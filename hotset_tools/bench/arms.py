@@ -16,7 +16,7 @@ from hotset_tools.bench.shelf import Place, Sizes
 MOST_STEPS = 64
 
 Phase = Literal["decode", "prefill"]
-Origin = Literal["planner", "all partial", "split"]
+Origin = Literal["planner", "all partial", "split", "traffic", "other topics"]
 Role = Literal["ours", "same", "stock"]
 
 
@@ -117,12 +117,16 @@ class Timed:
     seconds: list[float] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
+    uploads: int = 0
+    upload_bytes: int = 0
 
     def add(self, reply: Mapping[str, Any], units: int) -> None:
         """One round's reply of a worker, which has `units` steps or prompts."""
         self.seconds.append(float(reply["seconds"]) / units)
         self.hits += sum(reply["hits"])
         self.misses += sum(reply["misses"])
+        self.uploads += reply.get("uploads", 0)
+        self.upload_bytes += reply.get("upload_bytes", 0)
 
     @property
     def median(self) -> float:

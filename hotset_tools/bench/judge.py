@@ -79,8 +79,8 @@ class Judge:
             ci=(against_stock.low, against_stock.high),
             ratio_vs_same_scheduler=against_same.median,
             ci_same_scheduler=(against_same.low, against_same.high),
-            best_static=_baseline(stock, times, per_unit),
-            same_scheduler=_baseline(same, times, per_unit),
+            best_static=baseline(stock, times, per_unit),
+            same_scheduler=baseline(same, times, per_unit),
             measured_over_model=model,
             measured_over_limit=limit,
             rounds=len(timed.seconds),
@@ -145,7 +145,8 @@ def measurements(budget: float, cell: Cell, times: Mapping[Arm, Timed]) -> Itera
         )
 
 
-def _baseline(arm: Arm, times: Mapping[Arm, Timed], n_tokens: int) -> Baseline:
+def baseline(arm: Arm, times: Mapping[Arm, Timed], n_tokens: int) -> Baseline:
+    """What rows say of the split that they are compared with; a step or prompt has `n_tokens`."""
     return Baseline(
         library="stock" if arm.role == "stock" else "this build, feature off",
         cpu_moe_layers=arm.place.n_cpu,

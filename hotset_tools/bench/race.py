@@ -60,14 +60,14 @@ class Race:
             self._say(f"scout {arm.label}: {1e3 * speeds[arm]:.2f} ms")
         return {arm: speeds[arm] for arm in keep(speeds, NEAR_BEST)}
 
-    def n_steps(self, cell: Cell, speeds: Mapping[Arm, float], seconds: float) -> int:
-        """Steps per round, so that all rounds together take `seconds`; a prefill is always one prompt."""
+    def n_steps(self, cell: Cell, speeds: Mapping[Arm, float], seconds: float, most: int = MOST_STEPS) -> int:
+        """Steps per round, `most` at most, so that all rounds together take `seconds`; a prefill is one prompt."""
         if cell.phase == "prefill":
             return 1
         if self._settings.steps:
             return self._settings.steps
         fitting = int(seconds / self._settings.rounds / sum(speeds.values())) - cell.warm
-        return min(MOST_STEPS, max(cell.least_steps, fitting))
+        return min(most, max(cell.least_steps, fitting))
 
     def rounds(self, cell: Cell, arms: Sequence[Arm], n_steps: int, deadline: float) -> dict[Arm, Timed]:
         """Every arm once a round, in another order each time, all on the same tokens.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from hotset_tools.bench.cost import Trace
 from hotset_tools.bench.judge import Judge, measurements
 from hotset_tools.bench.probing import PROBE_WIDTH, Probed, Prober
 from hotset_tools.bench.race import Race
+from hotset_tools.bench.reporter import Reporter
 from hotset_tools.bench.routing_facts import distinct_curve, hit_curve, popular
 from hotset_tools.bench.shelf import Place, Shelf, Sizes
 from hotset_tools.bench.walks import Walks
 from hotset_tools.bench.worker import LEARN_PROMPT
-from hotset_tools.output import write
 
 _PLANNING, _PLANNING_STEPS = 8000, 32  # number of the walk, and how far, that tells what several sequences share
 _TRACED_ROUNDS = 3
@@ -69,9 +69,11 @@ class Bench:
         said = {name: child.ask("hello", device=devices[name]) for name, child in children.items()}
         self._walks = Walks(settings.model, facts.n_vocab, settings.seed)
         self._shelf = Shelf(children, devices, sizes)
+        described = head(settings, facts, libraries, said["ours"]["devices"], self._walks.kind)
+        self._report = rows.Report(head=described, prices=[], rows=[], measurements=[], notes=[])
+        reporter = Reporter(self._report, settings.out, self._began)
+        self._say, self._note, self._write = reporter.say, reporter.note, reporter.write
         self._race = Race(self._shelf, self._walks, settings, self._say, self._note)
-        head = _head(settings, facts, libraries, said["ours"]["devices"], self._walks.kind)
-        self._report = rows.Report(head=head, prices=[], rows=[], measurements=[], notes=[])
 
     def run(self) -> rows.Report:
         """Learn, probe, and measure budget by budget."""
@@ -93,17 +95,15 @@ class Bench:
         """A static hot set from one part of the walk, and how well one half of it does on the other."""
         sizes, settings = self._shelf.sizes, self._settings
         place = Place("ours", len(sizes.layer_bytes), ())
-        reasons = {layer["reason"] for layer in self._shelf.open(place)["layers"]} - {"MANAGED"}
-        if reasons:
-            why = ", ".join(sorted(WHY_NOT[Reason[one]] for one in reasons))
-            raise HotsetError(f"not every layer can be managed: {why}")
+        require_managed(self._shelf.open(place))
         tokens = self._walks.tokens(settings.learn_tokens, 0, "learn")
         first, second = (np.array(half) for half in self._shelf.ask(place, "learn", tokens=tokens)["halves"])
         self._curves = [hit_curve(a, b) for a, b in zip(first, second, strict=True)]
         self._order = [popular(counts) for counts in first + second]
         self._prober = Prober(self._shelf, self._walks, first + second)
-        backend = "".join(letter for letter in settings.device.split(":")[0] if letter.isalpha()).lower()
-        self._judge = Judge(sizes, self._order, backend, settings.seed, settings.commit or hardware.commit())
+        self._judge = Judge(
+            sizes, self._order, backend_of(settings.device), settings.seed, settings.commit or hardware.commit()
+        )
         self._say(f"learned from {len(tokens)} tokens")
 
     def _probe(self, n_sequences: int) -> dict[int, Probed]:
@@ -191,18 +191,6 @@ class Bench:
         traces = [self._prober.trace(self._race.steps(cell, n_steps, number)) for number in range(n_rounds)]
         return np.concatenate([trace[cell.warm :] for trace in traces])
 
-    def _note(self, text: str) -> None:
-        self._report.notes.append(text)
-        self._say(f"NOTE: {text}")
-        self._write()
-
-    def _say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._began:6.1f} s] {text}", file=sys.stderr, flush=True)
-
-    def _write(self) -> None:
-        if self._settings.out is not None:
-            write(self._settings.out, self._report.model_dump_json(indent=1))
-
 
 def _sizes(settings: Settings, facts: ModelFacts) -> Sizes:
     """The cache has room for the longest prompt and for what all sequences decode together."""
@@ -218,9 +206,27 @@ def _sizes(settings: Settings, facts: ModelFacts) -> Sizes:
     )
 
 
-def _head(
+def require_managed(opened: Mapping[str, Any]) -> None:
+    """Whether a context of which a worker said this can have slots in all layers.
+
+    Raises:
+        HotsetError: it has layers that cannot.
+    """
+    reasons = {layer["reason"] for layer in opened["layers"]} - {"MANAGED"}
+    if reasons:
+        why = ", ".join(sorted(WHY_NOT[Reason[one]] for one in reasons))
+        raise HotsetError(f"not every layer can be managed: {why}")
+
+
+def backend_of(device: str) -> str:
+    """As rows name it: "vulkan" for Vulkan0."""
+    return "".join(letter for letter in device.split(":")[0] if letter.isalpha()).lower()
+
+
+def head(
     settings: Settings, facts: ModelFacts, libraries: dict[str, Path], devices: list[dict[str, Any]], routing: str
 ) -> dict[str, Any]:
+    """What a report says of its circumstances."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "hardware": hardware.describe() | {"devices": devices},

@@ -27,6 +27,7 @@ PeerOption = Annotated[Path | None, typer.Option(help="Directory of an unpatched
 PeerDeviceOption = Annotated[str, typer.Option(help="Its device, if that has another name there.")]
 MinutesOption = Annotated[float, typer.Option(min=0.1, help="Time that all of it should take.")]
 RoundsOption = Annotated[int, typer.Option(min=1, max=100, help="Interleaved rounds.")]
+StepsOption = Annotated[int, typer.Option(min=0, max=1000, help="Steps of a round; 0: as many as the time allows.")]
 UbatchOption = Annotated[int, typer.Option(min=32, max=8192, help="Tokens of a prompt that are computed together.")]
 OutOption = Annotated[Path | None, typer.Option(help="JSON file, written anew after each result.")]
 SplitsOption = Annotated[int, typer.Option(min=0, help="Try every N-th static split that fits; 0: the largest only.")]
@@ -86,7 +87,7 @@ def decode(
     ubatch: UbatchOption = 512,
     rounds: RoundsOption = 7,
     minutes: MinutesOption = 8.0,
-    steps: Annotated[int, typer.Option(min=0, max=1000, help="Steps of a round; 0: as many as the time allows.")] = 0,
+    steps: StepsOption = 0,
     learn: LearnOption = 8192,
     seed: SeedOption = 1,
     load: LoadOption = "none",
@@ -96,8 +97,8 @@ def decode(
 ) -> None:
     """Decode with resident experts, against every static split of the same size in the same run."""
     _residency(
-        as_json, model=model, device=device, sequences=_list(sequences, int), prefill=_list(prefill, int),
-        budgets=_list(budgets, float), threads=_list(threads, int), peer=peer, peer_device=peer_device,
+        as_json, model=model, device=device, sequences=numbers(sequences, int), prefill=numbers(prefill, int),
+        budgets=numbers(budgets, float), threads=numbers(threads, int), peer=peer, peer_device=peer_device,
         split_step=split_step, ubatch=ubatch, rounds=rounds, minutes=minutes, steps=steps, seed=seed,
         load_mode=load, learn_tokens=learn, out=out, commit=commit,
     )  # fmt: skip
@@ -124,17 +125,17 @@ def prefill(
 ) -> None:
     """Read prompts with resident experts, against every static split of the same size in the same run."""
     _residency(
-        as_json, model=model, device=device, prefill=_list(tokens, int), budgets=_list(budgets, float),
-        threads=_list(threads, int), peer=peer, peer_device=peer_device, split_step=split_step, ubatch=ubatch,
+        as_json, model=model, device=device, prefill=numbers(tokens, int), budgets=numbers(budgets, float),
+        threads=numbers(threads, int), peer=peer, peer_device=peer_device, split_step=split_step, ubatch=ubatch,
         rounds=rounds, minutes=minutes, seed=seed, load_mode=load, learn_tokens=learn, out=out, commit=commit,
     )  # fmt: skip
 
 
 def tables(
-    reports: Annotated[list[Path], typer.Argument(help="JSON files of decode and prefill.", show_default=False)],
+    reports: Annotated[list[Path], typer.Argument(help="JSON files of decode, prefill and live.", show_default=False)],
     into: Annotated[Path | None, typer.Option(help="Page to put them into, between its markers.")] = None,
 ) -> None:
-    """Turn the JSON of decode and prefill into Markdown tables."""
+    """Turn the JSON of decode, prefill and live into Markdown tables."""
     from hotset_tools.bench import tables as bench
 
     text = bench.tables((path.name, bench.read(path)) for path in reports)
@@ -154,7 +155,7 @@ def _residency(as_json: bool, **settings: Any) -> None:
     typer.echo(report.model_dump_json(indent=1) if as_json else "\n".join(row.line for row in report.rows))
 
 
-def _list(words: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+def numbers(words: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
     """Comma-separated numbers."""
     try:
         return tuple(kind(word) for word in words.split(",") if word.strip())

@@ -1,4 +1,4 @@
-"""The result of `hotset bench decode` and `prefill`: rows, the measurements behind them, and the head. Pure."""
+"""The result of `hotset bench decode`, `prefill` and `live`: rows, the measurements behind them, and the head. Pure."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ class Row(_Strict):
     are medians over the rounds of (seconds of the baseline / seconds of this), `ci` is the 95 % interval of the first.
     `measured_over_model` is the model's time over the measured one, `measured_over_limit` the same without the fixed
     prices; both are about decoding only. `plan` is who chose the placement.
+
+    The rest is of `hotset bench live`, where `mode` "live" are experts that follow the traffic and the frozen set has
+    the same slots; it may leave out the same scheduler. `upload_cost` is the share of decode speed that uploads into
+    slots which no step reads take away (0.01: 1 %; below 0: noise), at `upload_cost_mib_per_second`.
     """
 
     phase: Literal["decode", "prefill"]
     backend: str
     mode: Literal["static", "live", "off"]
-    plan: Literal["planner", "all partial", "split"]
+    plan: Literal["planner", "all partial", "split", "traffic", "other topics"]
     budget: float = Share
     resident: float = Field(ge=0, le=1.01)
     layers: dict[str, int]
@@ -46,15 +50,22 @@ class Row(_Strict):
     tokens_per_second: float = Field(gt=0)
     ratio_vs_best_static: float = Field(gt=0)
     ci: tuple[float, float]
-    ratio_vs_same_scheduler: float = Field(gt=0)
-    ci_same_scheduler: tuple[float, float]
+    ratio_vs_same_scheduler: float | None = Field(gt=0)
+    ci_same_scheduler: tuple[float, float] | None
     best_static: Baseline
-    same_scheduler: Baseline
+    same_scheduler: Baseline | None
     measured_over_model: float | None
     measured_over_limit: float | None
     rounds: int = Field(ge=1)
     seed: int
     commit: str
+    moves_per_token: float | None = Field(default=None, ge=0)
+    upload_mib_per_second: float | None = Field(default=None, ge=0)
+    ratio_vs_frozen: float | None = Field(default=None, gt=0)
+    ci_vs_frozen: tuple[float, float] | None = None
+    upload_cost: float | None = None
+    ci_upload_cost: tuple[float, float] | None = None
+    upload_cost_mib_per_second: float | None = Field(default=None, ge=0)
 
     @property
     def line(self) -> str:
@@ -62,10 +73,13 @@ class Row(_Strict):
         hits = "-" if self.hit_rate is None else f"{self.hit_rate:.3f}"
         model = "-" if self.measured_over_model is None else f"{self.measured_over_model:.2f}"
         size = f"of {self.tokens}" if self.phase == "prefill" else f"x{self.sequences}"
+        same = "" if self.ratio_vs_same_scheduler is None else f", same scheduler {self.ratio_vs_same_scheduler:.2f}"
+        frozen = "" if self.ratio_vs_frozen is None else f", against frozen {self.ratio_vs_frozen:.2f}"
+        cost = "" if self.upload_cost is None else f", uploads cost {self.upload_cost:.1%}"
         return (
             f"{self.phase} {size} {self.budget:.0%} {self.mode} ({self.plan}), {self.threads} threads: "
             f"{self.tokens_per_second:.1f} tok/s, hits {hits}, against best static {self.ratio_vs_best_static:.2f} "
-            f"({self.ci[0]:.2f}-{self.ci[1]:.2f}), same scheduler {self.ratio_vs_same_scheduler:.2f}, model {model}"
+            f"({self.ci[0]:.2f}-{self.ci[1]:.2f}){frozen}{same}{cost}, model {model}"
         )
 
 
@@ -94,6 +108,45 @@ class Prices(_Strict):
     seconds: dict[str, float]
 
 
+class BudgetChange(_Strict):
+    """Another budget while sequences decode. Bytes before and after are of slots, and what the driver says is free.
+
+    `longest_gap_ms` lies between two steps of the time with this budget, which begins when it is asked for; so do the
+    `tokens` of each sequence. Seconds are until nine tenths of the change could be seen; None: never, or the driver
+    does not tell.
+    """
+
+    before: str
+    after: str
+    longest_gap_ms: float = Field(ge=0)
+    tokens: tuple[int, ...]
+    slot_bytes: tuple[int, int]
+    free_bytes: tuple[int, int]
+    seconds_to_slots: float | None
+    seconds_to_memory: float | None
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        slots, memory = (
+            "never" if one is None else f"after {one:.2f} s" for one in (self.seconds_to_slots, self.seconds_to_memory)
+        )
+        return (
+            f"budget {self.before} to {self.after}: longest gap {self.longest_gap_ms:.0f} ms, slots {slots}, "
+            f"driver's memory {memory}, {min(self.tokens)} tokens of each of {len(self.tokens)}"
+        )
+
+
+class BudgetChanges(_Strict):
+    """Budgets that change while sequences decode; the usual gap is the median, the quiet one the longest before."""
+
+    sequences: int
+    threads: int
+    usual_gap_ms: float
+    quiet_gap_ms: float
+    changes: tuple[BudgetChange, ...]
+
+
 class Report(_Strict):
     """Everything that one command measured."""
 
@@ -102,3 +155,4 @@ class Report(_Strict):
     rows: list[Row]
     measurements: list[Measurement]
     notes: list[str]
+    budget_changes: BudgetChanges | None = None

@@ -25,12 +25,14 @@ _WIDE_ROWS = (
 class Place:
     """Where experts are: `library` computes, the first `n_cpu` layers have them in host memory.
 
-    `slots` per layer: None is upstream's path alone, an empty tuple only counts.
+    `slots` per layer: None is upstream's path alone, an empty tuple only counts. With `vram`, a budget as in
+    residency.vram, experts follow the traffic, and `slots` are those that it should give.
     """
 
     library: str
     n_cpu: int
     slots: tuple[int, ...] | None = None
+    vram: str = ""
 
     @property
     def model(self) -> str:
@@ -40,7 +42,7 @@ class Place:
     @property
     def context(self) -> str:
         """Name of the context within its worker."""
-        return f"{self.model}:{self.slots}"
+        return f"{self.model}:{self.slots}{self.vram}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,10 @@ class Sizes:
 
 
 class Shelf:
-    """Opens places, the experts of each given once; closes what was used longest ago when memory is short."""
+    """Opens places, the experts of each given once; closes what was used longest ago when memory is short.
+
+    Places whose experts follow the traffic stay open, because what they learned would be lost.
+    """
 
     def __init__(self, children: Mapping[str, Child], devices: Mapping[str, str], sizes: Sizes) -> None:
         """`children` and `devices` (as [engine] device) are by library."""
@@ -125,7 +130,7 @@ class Shelf:
             child, slots = self._children[place.library], place.slots
             self._open[place] = child.ask(
                 "open", context=place.context, model=place.model, n_ctx=self.sizes.n_ctx, threads=4,
-                slots=None if slots is None else list(slots),
+                slots=None if slots is None else list(slots), vram=place.vram,
             )  # fmt: skip
             if place in self._experts:
                 child.ask("place", context=place.context, experts=self._experts[place])
@@ -134,8 +139,9 @@ class Shelf:
         return self._open[place]
 
     def close(self, place: Place) -> None:
-        """Close a context, and its model if that was the last one."""
-        self._open.pop(place)
+        """Close a context if it is open, and its model if that was the last one."""
+        if self._open.pop(place, None) is None:
+            return
         child = self._children[place.library]
         child.ask("close", context=place.context)
         if not any((other.library, other.n_cpu) == (place.library, place.n_cpu) for other in self._open):
@@ -165,8 +171,8 @@ class Shelf:
         device = self.sizes.context_bytes + self.sizes.slab_bytes(place.slots or ())
         device += 0 if loaded else self.sizes.device_bytes(place)
         host = 0 if loaded else self.sizes.host_bytes(place)
-        while self._open and not self._fits(device, host):
-            self.close(min(self._open, key=lambda other: self._used[other]))
+        while (closable := [other for other in self._open if not other.vram]) and not self._fits(device, host):
+            self.close(min(closable, key=lambda other: self._used[other]))
 
     def _fits(self, device: int, host: int) -> bool:
         available, free = psutil.virtual_memory().available, self.device_free()
@@ -175,4 +181,5 @@ class Shelf:
 
 def _short(place: Place) -> str:
     slots = "" if place.slots is None else f", slots {min(place.slots, default=0)}-{max(place.slots, default=0)}"
-    return f"experts of {place.n_cpu} layers on the CPU{slots}"
+    live = f", live with {place.vram}" if place.vram else ""
+    return f"experts of {place.n_cpu} layers on the CPU{slots}{live}"

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from daemon.errors import HotsetError
-from hotset_tools.bench.rows import Report, Row
+from hotset_tools.bench.rows import BudgetChanges, Report, Row
 from hotset_tools.output import write
 
 BEGIN, END = "<!-- begin: hotset bench tables -->", "<!-- end: hotset bench tables -->"
@@ -18,6 +18,9 @@ _WIDTH = 120
 
 DECODE = ("budget", "sequences", "placement", "hits", "tok/s", "best static", "ratio (95 %)", "same scheduler",
           "model", "limit")  # fmt: skip
+LIVE = ("budget", "sequences", "placement", "hits", "moves/token", "MiB/s", "tok/s", "best static", "ratio (95 %)",
+        "vs frozen (95 %)", "upload cost (95 %)")  # fmt: skip
+CHANGES = ("budget", "longest gap, ms", "slots after, s", "VRAM after, s", "VRAM, MiB", "tokens of each")
 PREFILL = ("budget", "prompt", "placement", "tok/s", "best static", "ratio (95 %)", "same scheduler")
 
 
@@ -71,11 +74,13 @@ def _section(name: str, report: Report) -> Iterator[str]:
     yield f"### {head['date']}: {_device(head)}, {head['model']['routing']} routing (`{name}`)"
     yield ""
     yield textwrap.fill(_circumstances(head), _WIDTH, break_on_hyphens=False, break_long_words=False)
-    for phase, columns in (("decode", DECODE), ("prefill", PREFILL)):
-        rows = [row for row in report.rows if row.phase == phase]
-        if rows:
-            yield ""
-            yield from _table(columns, [_cells(row) for row in rows])
+    if any(row.mode == "live" for row in report.rows):
+        yield ""
+        yield from _table(LIVE, [_live_cells(row) for row in report.rows])
+    else:
+        yield from _by_phase(report)
+    if report.budget_changes is not None:
+        yield from _changes(report.budget_changes)
     if report.prices:
         yield ""
         yield from _table(
@@ -91,12 +96,67 @@ def _section(name: str, report: Report) -> Iterator[str]:
         yield from (f"- {note}" for note in report.notes)
 
 
+def _by_phase(report: Report) -> Iterator[str]:
+    for phase, columns in (("decode", DECODE), ("prefill", PREFILL)):
+        rows = [row for row in report.rows if row.phase == phase]
+        if rows:
+            yield ""
+            yield from _table(columns, [_cells(row) for row in rows])
+
+
+def _live_cells(row: Row) -> tuple[str, ...]:
+    static = row.best_static
+    return (
+        f"{row.budget:.0%}",
+        str(row.sequences),
+        _placement(row),
+        _share(row.hit_rate),
+        "-" if row.moves_per_token is None else f"{row.moves_per_token:.1f}",
+        "-" if row.upload_mib_per_second is None else f"{row.upload_mib_per_second:.0f}",
+        f"{row.tokens_per_second:.1f} (t {row.threads})",
+        f"{static.tokens_per_second:.1f} (n {static.cpu_moe_layers}, t {static.threads})",
+        _interval(row.ratio_vs_best_static, row.ci),
+        _interval(row.ratio_vs_frozen, row.ci_vs_frozen),
+        _interval(row.upload_cost, row.ci_upload_cost, ".1%"),
+    )
+
+
+def _changes(found: BudgetChanges) -> Iterator[str]:
+    yield ""
+    yield textwrap.fill(
+        f"Budgets that change while {found.sequences} sequences decode with {found.threads} threads; without a change "
+        f"the gap between two steps was {found.usual_gap_ms:.0f} ms, {found.quiet_gap_ms:.0f} ms at most:",
+        _WIDTH,
+    )
+    yield ""
+    yield from _table(
+        CHANGES,
+        [
+            (
+                f"{one.before} to {one.after}",
+                f"{one.longest_gap_ms:.0f}",
+                _share(one.seconds_to_slots),
+                _share(one.seconds_to_memory),
+                f"{(one.free_bytes[0] - one.free_bytes[1]) / 2**20:+.0f}",
+                str(min(one.tokens)),
+            )
+            for one in found.changes
+        ],
+    )
+
+
+def _interval(value: float | None, ci: tuple[float, float] | None, form: str = ".2f") -> str:
+    if value is None or ci is None:
+        return "-"
+    between = " to " if form.endswith("%") else "-"
+    return f"{value:{form}} ({ci[0]:{form}}{between}{ci[1]:{form}})"
+
+
 def _cells(row: Row) -> tuple[str, ...]:
-    low, high = row.ci
-    ratio = f"{row.ratio_vs_best_static:.2f} ({low:.2f}-{high:.2f})"
+    ratio = _interval(row.ratio_vs_best_static, row.ci)
     static = row.best_static
     best = f"{static.tokens_per_second:.1f} (n {static.cpu_moe_layers}, t {static.threads})"
-    same = f"{row.ratio_vs_same_scheduler:.2f}"
+    same = _share(row.ratio_vs_same_scheduler)
     speed = f"{row.tokens_per_second:.1f} (t {row.threads})"
     if row.phase == "prefill":
         return f"{row.budget:.0%}", str(row.tokens), _placement(row), speed, best, ratio, same
@@ -127,11 +187,12 @@ def _circumstances(head: dict[str, Any]) -> str:
     sizes = f"{model['expert_bytes'] / 1e9:.1f} GB of experts and {model['other_bytes'] / 1e9:.1f} GB of other weights"
     threads = ", ".join(map(str, settings["threads"]))
     series = head["build"]["ours"].get("series", "unknown")
+    visits = f" Visits of {head['traffic']['tokens_per_visit']} tokens to a topic." if "traffic" in head else ""
     return (
         f"{machine}; {card}. {model['name']}: {model['architecture']}, {shape}, {sizes}. Library: series {series}. "
         f"Stock: {head['stock']}. "
         f"{settings['rounds']} rounds, ubatch {settings['ubatch']}, threads {threads}, load {settings['load']}, "
-        f"seed {settings['seed']}."
+        f"seed {settings['seed']}.{visits}"
     )
 
 

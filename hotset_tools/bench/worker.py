@@ -12,38 +12,29 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, nullcontext
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from daemon.config import Config
 from daemon.errors import HotsetError
 from daemon.model_files import load_command
 from daemon.native import devices
-from daemon.native.context import DECODED, Context
+from daemon.native.context import Context
 from daemon.native.hotset import Move, Residency, State
 from daemon.native.library import backend
 from daemon.native.model import Model
+from hotset_tools.bench.following import Following
+from hotset_tools.bench.memory_watch import MemoryWatch
+from hotset_tools.bench.opened import Opened
+from hotset_tools.bench.pushing import Pusher, one_free_slot
 
 LEARN_PROMPT = 2048
 """Tokens of one prompt while a hot set is learned."""
 
 Steps = Sequence[Sequence[int]]
 """Token ids [n_steps, n_sequences]."""
-
-
-@dataclass
-class Opened:
-    """A context; `staged` is layer -> slot -> expert whose bytes it holds."""
-
-    context: Context
-    stack: ExitStack
-    residency: Residency | None = None
-    staged: list[dict[int, int]] = field(default_factory=list)
-    n_sequences: int = 1
 
 
 class Worker:
@@ -75,13 +66,21 @@ class Worker:
         self._models[model] = (Model(spec, lambda _: None, chosen=self._devices), spec)
         return {"seconds": time.perf_counter() - began}
 
-    def open(self, context: str, model: str, n_ctx: int, threads: int, slots: list[int] | None) -> dict[str, Any]:
-        """A context of a loaded model, with residency if there are slots (an empty list: it only counts)."""
+    def open(
+        self, context: str, model: str, n_ctx: int, threads: int, slots: list[int] | None, vram: str = ""
+    ) -> dict[str, Any]:
+        """A context of a loaded model, with residency if there are slots (an empty list: it only counts).
+
+        `vram`: as many slots as this budget gives, and experts that follow the traffic.
+        """
         loaded, spec = self._models[model]
         with ExitStack() as stack:
             made = stack.enter_context(Context(loaded, spec, n_ctx=n_ctx, n_threads=threads, n_threads_batch=threads))
             opened = Opened(made, stack, n_sequences=spec.max_sequences)
-            if slots is not None:
+            if vram:
+                opened.following = stack.enter_context(Following(made, spec, vram, self._devices))
+                opened.residency = opened.following.residency
+            elif slots is not None:
                 opened.residency = stack.enter_context(Residency(made.pointer, slots or None))
                 opened.residency.set_state(State.ON if slots else State.COUNT)
                 opened.staged = [{} for _ in range(opened.residency.n_layers)]
@@ -92,7 +91,7 @@ class Worker:
     def place(self, context: str, experts: list[list[int]]) -> dict[str, float]:
         """Make exactly `experts` resident, per layer; slot i gets the i-th, and is uploaded to only if need be."""
         opened = self._opened[context]
-        residency = _required(opened)
+        residency = opened.slots
         began = time.perf_counter()
         retired: list[Move] = []
         placed: list[Move] = []
@@ -113,26 +112,24 @@ class Worker:
     def learn(self, context: str, tokens: list[int]) -> dict[str, Any]:
         """Counts of a prompt, [layers][experts], one half of it after the other."""
         opened = self._opened[context]
-        residency = _required(opened)
         halves = []
         for part in (tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]):
-            before = _counts(residency)
+            before = opened.counts()
             for start in range(0, len(part), LEARN_PROMPT):
-                _clear(opened)
-                _prompt(opened.context, part[start : start + LEARN_PROMPT])
-            halves.append((_counts(residency) - before).tolist())
+                opened.clear()
+                opened.prompt(part[start : start + LEARN_PROMPT])
+            halves.append((opened.counts() - before).tolist())
         return {"halves": halves}
 
     def trace(self, context: str, steps: Steps) -> dict[str, Any]:
         """How often every step selects every expert: uint8 [n_steps, layers, experts], in base 64."""
         opened = self._opened[context]
-        residency = _required(opened)
-        _clear(opened)
-        last = _counts(residency)
+        opened.clear()
+        last = opened.counts()
         seen = []
         for position, tokens in enumerate(steps):
-            _step(opened.context, tokens, position)
-            now = _counts(residency)
+            opened.step(tokens, position)
+            now = opened.counts()
             seen.append((now - last).astype(np.uint8))
             last = now
         array = np.stack(seen)
@@ -142,27 +139,82 @@ class Worker:
         """Seconds of all steps but the first `warm`, and the hits and misses of these."""
         opened = self._opened[context]
         backend().llama_set_n_threads(opened.context.pointer, threads, threads)
-        _clear(opened)
-        for position, tokens in enumerate(steps[:warm]):
-            _step(opened.context, tokens, position)
-        before = _hits(opened.residency)
-        began = time.perf_counter()
-        for position, tokens in enumerate(steps[warm:], warm):
-            _step(opened.context, tokens, position)
-        seconds = time.perf_counter() - began
-        hits, misses = (_hits(opened.residency) - before).tolist()
-        return {"seconds": seconds, "hits": hits, "misses": misses}
+        opened.clear()
+        with opened.moving():
+            for position, tokens in enumerate(steps[:warm]):
+                opened.step(tokens, position)
+            before, uploads = opened.hits(), opened.uploads()
+            began = time.perf_counter()
+            for position, tokens in enumerate(steps[warm:], warm):
+                opened.step(tokens, position)
+            seconds = time.perf_counter() - began
+            hits, misses = (opened.hits() - before).tolist()
+            n_uploads, n_bytes = (opened.uploads() - uploads).tolist()
+        return {"seconds": seconds, "hits": hits, "misses": misses, "uploads": n_uploads, "upload_bytes": n_bytes}
+
+    def push(
+        self, context: str, pairs: Sequence[Steps], warm: int, threads: int, bytes_per_second: float
+    ) -> dict[str, Any]:
+        """Seconds of each of `pairs`, less its first `warm` steps: with uploads that nobody reads, and without them.
+
+        Both have the same experts resident; which one is first alternates. `bytes` were uploaded in all.
+        """
+        opened = self._opened[context]
+        residency = opened.slots
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        n_bytes, pushed = 0, 0.0
+        with one_free_slot(residency) as free:
+            for number, steps in enumerate(pairs):
+                for pushing in (bool(number % 2), not number % 2):
+                    pusher = Pusher(residency, free, bytes_per_second)
+                    began = time.perf_counter()
+                    with pusher if pushing else nullcontext():
+                        seconds[pushing].append(self.decode(context, steps, warm, threads)["seconds"])
+                    if pushing:
+                        n_bytes, pushed = n_bytes + pusher.n_bytes, pushed + time.perf_counter() - began
+        return {"with": seconds[True], "without": seconds[False], "bytes": n_bytes, "seconds": pushed}
+
+    def change_budgets(
+        self, context: str, steps: Steps, threads: int, budgets: Sequence[str], seconds: float
+    ) -> dict[str, Any]:
+        """Decode for so many seconds, then as long with each of `budgets`, without a pause.
+
+        Returns when every step ended, when budgets were asked for, and (time, bytes that the driver says are free,
+        bytes of slots) about every 10 ms. Where the cells end, sequences begin anew.
+        """
+        opened = self._opened[context]
+        following, residency = opened.following, opened.slots
+        assert following is not None, "the request needs experts that follow the traffic"
+        backend().llama_set_n_threads(opened.context.pointer, threads, threads)
+        length = opened.context.n_ctx // len(steps[0])
+        ends: list[float] = []
+        asked: list[float] = []
+        watch = MemoryWatch(lambda: self.memory()["free"], lambda: residency.statistics().device_bytes)
+        with following.moving(), watch:
+            began = time.perf_counter()
+            while (now := time.perf_counter()) < began + seconds * (len(budgets) + 1):
+                if len(asked) < len(budgets) and now >= began + seconds * (len(asked) + 1):
+                    following.check()
+                    asked.append(now)
+                    following.adjust(budgets[len(asked) - 1])
+                position = len(ends) % length
+                if position == 0:
+                    opened.clear()
+                opened.step(steps[len(ends) % len(steps)], position)
+                ends.append(time.perf_counter())
+        following.check()
+        return {"ends": ends, "asked": asked, "memory": watch.samples}
 
     def prefill(self, context: str, tokens: list[int], threads: int) -> dict[str, Any]:
         """Seconds of one prompt."""
         opened = self._opened[context]
         backend().llama_set_n_threads(opened.context.pointer, threads, threads)
-        _clear(opened)
-        before = _hits(opened.residency)
+        opened.clear()
+        before = opened.hits()
         began = time.perf_counter()
-        _prompt(opened.context, tokens)
+        opened.prompt(tokens)
         seconds = time.perf_counter() - began
-        hits, misses = (_hits(opened.residency) - before).tolist()
+        hits, misses = (opened.hits() - before).tolist()
         return {"seconds": seconds, "hits": hits, "misses": misses}
 
     def close(self, context: str) -> dict[str, Any]:
@@ -180,52 +232,16 @@ class Worker:
         return {
             "device_bytes": residency.statistics().device_bytes,
             "layers": [
-                {"n_expert": x.n_expert, "n_used": x.n_expert_used, "bytes": x.expert_bytes, "reason": x.reason.name}
+                {
+                    "n_expert": x.n_expert,
+                    "n_used": x.n_expert_used,
+                    "bytes": x.expert_bytes,
+                    "reason": x.reason.name,
+                    "slots": x.n_slots,
+                }
                 for x in layers
             ],
         }
-
-
-def _required(opened: Opened) -> Residency:
-    assert opened.residency is not None, "the request needs a context with slots"
-    return opened.residency
-
-
-def _clear(opened: Opened) -> None:
-    for sequence in range(opened.n_sequences):
-        opened.context.remove(sequence)
-
-
-def _step(context: Context, tokens: Sequence[int], position: int) -> None:
-    """One token for each sequence, and its logits."""
-    code = context.decode((token, position, sequence, True) for sequence, token in enumerate(tokens))
-    if code != DECODED:
-        raise HotsetError(f"llama_decode returned {code}")
-    context.logits(0)
-
-
-def _prompt(context: Context, tokens: Sequence[int]) -> None:
-    """A prompt in sequence 0, in pieces of the micro-batch, and the logits of its last token."""
-    width = context.n_ubatch
-    for start in range(0, len(tokens), width):
-        part = tokens[start : start + width]
-        last = len(tokens) - 1 - start
-        code = context.decode((token, start + i, 0, i == last) for i, token in enumerate(part))
-        if code != DECODED:
-            raise HotsetError(f"llama_decode returned {code}")
-    context.logits((len(tokens) - 1) % width)
-
-
-def _counts(residency: Residency) -> npt.NDArray[np.int64]:
-    return np.stack(residency.all_counts()).astype(np.int64)
-
-
-def _hits(residency: Residency | None) -> npt.NDArray[np.int64]:
-    """Hits and misses of all layers so far, each [layers]."""
-    if residency is None:
-        return np.zeros((2, 0), np.int64)
-    layers = residency.layers()
-    return np.array([[layer.hits for layer in layers], [layer.misses for layer in layers]], np.int64)
 
 
 def serve(requests: IO[str], replies: IO[str], worker: object) -> None:
