@@ -67,6 +67,7 @@ class Pipe:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._decoder = Decoder()
+        self._returned: list[bytes] = []
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
@@ -84,6 +85,9 @@ class Pipe:
         Raises:
             EOFError: the peer closed its end.
         """
+        if self._returned:
+            bodies, self._returned = self._returned, []
+            return bodies
         milliseconds = None if timeout is None else max(0, round(timeout * 1000))
         if not self._poll.poll(milliseconds):
             return []
@@ -91,6 +95,10 @@ class Pipe:
         if not data:
             raise EOFError("the service closed its end")
         return self._decoder.feed(data)
+
+    def put_back(self, bodies: list[bytes]) -> None:
+        """These are for whoever receives next."""
+        self._returned = bodies + self._returned
 
     def close(self) -> None:
         """Close the socket."""

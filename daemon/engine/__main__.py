@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the service decides what happens
     pipe = Pipe(socket.socket(fileno=fd))
     try:
-        spec = _wait_for_load(pipe)
+        spec = wait_for_load(pipe)
     except EOFError:
         return 0
     try:
@@ -57,11 +57,14 @@ class _Progress:
             self._pipe.send(Loading(progress=value))
 
 
-def _wait_for_load(pipe: Pipe) -> Load:
+def wait_for_load(pipe: Pipe) -> Load:
+    """The first command that says what to load; what came with it stays in the pipe."""
     while True:
-        for body in pipe.receive(None):
+        bodies = pipe.receive(None)
+        for n, body in enumerate(bodies, 1):
             command = COMMAND.validate_json(body)
             if isinstance(command, Load):
+                pipe.put_back(bodies[n:])  # a change of budgets, or the order to end, that came with it
                 return command
 
 

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon import frames
-from daemon.messages import COMMAND, Cancel, Sampling, Submit
+from daemon.config import Config
+from daemon.engine.__main__ import wait_for_load
+from daemon.messages import COMMAND, Adjust, Cancel, ResidencySpec, Sampling, Shutdown, Submit
+from daemon.model_files import load_command
 
 
 @given(st.lists(st.text(max_size=50), max_size=6), st.data())
@@ -55,4 +58,16 @@ def test_the_pipe_waits_no_longer_than_asked_and_tells_the_end() -> None:
     ours.close()
     with pytest.raises(EOFError):
         pipe.receive(None)
+    pipe.close()
+
+
+def test_what_comes_together_with_the_load_is_for_the_loop() -> None:
+    ours, theirs = socket.socketpair()
+    load, later = load_command(Config()), [Adjust(residency=ResidencySpec(vram={"": "50%"})), Shutdown()]
+    ours.sendall(b"".join(frames.encode(command) for command in (load, *later)))
+    pipe = frames.Pipe(theirs)
+    assert wait_for_load(pipe) == load
+    assert [COMMAND.validate_json(body) for body in pipe.receive(0)] == later
+    assert pipe.receive(0) == []
+    ours.close()
     pipe.close()
