@@ -65,7 +65,7 @@ class Loop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._context, self._vocab, self._pipe, self._limits = context, vocab, pipe, limits
-        self._residency, self._told = residency, Residency()
+        self._residency, self._told = residency, Residency().model_dump_json()
         self._idle = idle
         self._recorder = Recorder(residency)
         self._suppressed, self._eog, self._clock = suppressed, eog, clock
@@ -351,8 +351,8 @@ class Loop:
 
     def _news_of_residency(self) -> Residency | None:
         """Its status if that is another than the last one sent."""
-        status = self._residency.status() if self._residency else self._told
-        if status == self._told:
+        if self._residency is None:
             return None
-        self._told = status
-        return status
+        status = self._residency.status()
+        told, self._told = self._told, status.model_dump_json()  # a tenth of what comparing the objects takes
+        return None if told == self._told else status

@@ -158,8 +158,7 @@ class Experts:
         control = self.mover.controller
         before = [curves.expected(layer.n_expert, width) for layer in self._managed]
         hits = control.curves()[[layer.index for layer in self._managed]]
-        seen = curves.observed(hits, control.n_ranked, before)
-        return [curve[n] for curve, n in zip(seen, self.slots(), strict=True)]
+        return curves.observed_at(self.slots(), hits, control.n_ranked, before)
 
     def let_move(self, moving: bool) -> None:
         """Whether experts may come and go."""

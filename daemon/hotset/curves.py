@@ -6,6 +6,7 @@ A curve has n_expert + 1 values: it begins with 0, ends with 1 and does not fall
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -27,6 +28,7 @@ _EXPECTED = {
 these shares of the experts (docs/decisions/2026-12-01-heat.md). Published figures of larger models are higher."""
 
 
+@cache
 def expected(n_expert: int, width: int = 1) -> Curve:
     """Where nothing is known: as in the replays of `width` sequences, or of the next larger number that was played."""
     nearest = min((n for n in _EXPECTED if n >= width), default=max(_EXPECTED))
@@ -59,6 +61,16 @@ def observed(hits: Hits, n_tokens: int, before: Sequence[Curve]) -> list[Curve]:
     if n_tokens < OBSERVED_TOKENS:
         return list(before)
     return [_of_row(row[: len(curve)], curve) for row, curve in zip(hits, before, strict=True)]
+
+
+def observed_at(slots: Sequence[int], hits: Hits, n_tokens: int, before: Sequence[Curve]) -> list[float]:
+    """Of each curve that `observed` would give, the rate of so many slots; cheap enough to ask between steps."""
+    enough = n_tokens >= OBSERVED_TOKENS
+    totals = [float(row[len(curve) - 1]) for row, curve in zip(hits, before, strict=True)]
+    return [
+        min(1.0, float(row[n]) / total) if enough and total > 0 and 0 < n < len(curve) - 1 else curve[n]
+        for n, row, total, curve in zip(slots, hits, totals, before, strict=True)
+    ]
 
 
 def _of_row(row: Hits, before: Curve) -> Curve:

@@ -134,6 +134,9 @@ class Statistics:
     compute_growths: int
 
 
+_MODES, _REASONS, _MEMORIES = list(Mode), list(Reason), list(Memory)  # numbered from 0
+
+
 class _LayerInfo(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("il", "n_expert", "n_expert_used", "n_slots", "n_resident")),
@@ -181,10 +184,22 @@ class Residency:
         """What is known about a layer now."""
         info = _LayerInfo()
         self._check(self._exports.llama_hotset_get_layer(self._pointer, index, ctypes.byref(info)))
-        names = Layer.__dataclass_fields__.keys() - {"index", "mode", "reason", "memory"}
-        values: dict[str, Any] = {name: int(getattr(info, name)) for name in names}
-        values |= {"mode": Mode(info.mode), "reason": Reason(info.reason), "memory": Memory(info.memory)}
-        return Layer(index=index, **values)
+        return Layer(  # names and values one by one: this is asked for many layers between two steps
+            index=index,
+            il=info.il,
+            n_expert=info.n_expert,
+            n_expert_used=info.n_expert_used,
+            n_slots=info.n_slots,
+            n_resident=info.n_resident,
+            mode=_MODES[info.mode],
+            reason=_REASONS[info.reason],
+            device=info.device,
+            expert_bytes=info.expert_bytes,
+            device_bytes=info.device_bytes,
+            hits=info.hits,
+            misses=info.misses,
+            memory=_MEMORIES[info.memory],
+        )
 
     def layers(self) -> list[Layer]:
         """Every layer with routed experts."""

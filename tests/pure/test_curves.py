@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.hotset.allotment import RankCounts
-from daemon.hotset.curves import OBSERVED_TOKENS, counted, expected, observed, through, uniform
+from daemon.hotset.curves import OBSERVED_TOKENS, counted, expected, observed, observed_at, through, uniform
 from daemon.hotset.policy import Heat, Settings
 
 
@@ -69,3 +69,15 @@ def test_traffic_replaces_what_was_expected_once_there_is_enough() -> None:
 def test_a_layer_without_counts_keeps_what_was_expected() -> None:
     hits = np.array([[0.0, 0, 0], [0, 3, 4]])
     assert observed(hits, 10**6, [expected(2), expected(2)]) == [expected(2), (0.0, 0.75, 1.0)]
+
+
+@given(st.data())
+def test_single_rates_are_those_of_the_curves(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+    n_tokens = data.draw(st.sampled_from([OBSERVED_TOKENS - 1, OBSERVED_TOKENS]))
+    before = [expected(n, data.draw(st.integers(1, 9))) for n in sizes]
+    more = st.lists(st.integers(0, 50), min_size=max(sizes), max_size=max(sizes))
+    hits = np.array([[0, *np.cumsum(data.draw(more))] for _ in sizes], float)
+    slots = [data.draw(st.integers(0, n)) for n in sizes]
+    curves = observed(hits, n_tokens, before)
+    assert observed_at(slots, hits, n_tokens, before) == [curve[n] for curve, n in zip(curves, slots, strict=True)]

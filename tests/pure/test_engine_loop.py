@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from daemon.engine.loop import Loop
 from daemon.engine.ports import NO_CELLS
 from daemon.engine.roster import Limits
-from daemon.messages import Cancel, Done, Failed, Sampling, Shutdown, Submit, Tokens
+from daemon.messages import Adjust, Cancel, Done, Failed, Residency, ResidencySpec, Sampling, Shutdown, Submit, Tokens
 from tests.engine_fakes import BAD_TOKEN, EOS, FakeContext, FakePipe, FakeVocab, next_token
 
 
@@ -276,6 +276,48 @@ def test_the_message_that_ends_the_last_answer_shows_that_nothing_runs() -> None
     (last,) = [step for step in bench.pipe.sent if any(isinstance(e, Done) for e in step.events)]
     assert last.snapshot is not None
     assert last.snapshot.slots == []
+
+
+class Noting:
+    """Residency and idle work that note what they are told."""
+
+    pending = underway = True
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.state = Residency(moves=1)
+
+    def status(self) -> Residency:
+        return self.state.model_copy()
+
+    def synchronize(self) -> None: ...
+
+    def adjust(self, _spec: ResidencySpec) -> None:
+        self.log.append("adjust")
+
+    def step(self) -> None:
+        self.log.append("step")
+
+    def interrupt(self) -> None:
+        self.log.append("interrupt")
+
+
+def test_idle_work_gives_back_what_it_holds_before_budgets_change() -> None:
+    bench, both = Bench(), Noting()
+    bench.loop._residency, bench.loop._idle = both, both  # type: ignore[assignment]
+    bench.loop.turn()
+    bench.pipe.put(Adjust(residency=ResidencySpec()))
+    bench.loop.turn()
+    assert both.log == ["step", "interrupt", "adjust"]
+
+
+def test_what_status_says_is_sent_when_it_is_news() -> None:
+    bench, both = Bench(), Noting()
+    bench.loop._residency = both  # type: ignore[assignment]
+    assert bench.loop.snapshot().residency == both.state
+    assert bench.loop.snapshot().residency is None
+    both.state = Residency(moves=2)
+    assert bench.loop.snapshot().residency == both.state
 
 
 def test_cells_that_leak_end_the_engine_loudly() -> None:
