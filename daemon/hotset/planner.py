@@ -22,8 +22,8 @@ from itertools import pairwise
 MARGIN = 0.01
 """What measurements can tell."""
 SPLIT_MARGIN = 0.15
-"""The static split must be predicted faster than slots by this share: on an H200 with one sequence its steps took 1.2 to
-1.6 times what the prices say, those of equal shares at most 1.14 times (docs/benchmarks.md)."""
+"""The static split must be predicted faster than slots by this share: on an H200 with one sequence its steps took 1.2
+to 1.6 times what the prices say, those of equal shares at most 1.14 times (docs/benchmarks.md)."""
 FULL_MARGIN = 0.4
 """A plan with full layers between or behind partial ones must be predicted faster than equal shares by this share.
 
