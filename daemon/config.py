@@ -97,6 +97,7 @@ class ResidencySection(Section):
     frozen: bool = live(False)
     upload: float = live(2048.0, ge=0, le=1_048_576)
     gate: bool = live(True)
+    remember: bool = next_load(True)
 
     @field_validator("vram", mode="before")
     @classmethod

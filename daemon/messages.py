@@ -83,6 +83,7 @@ class ResidencySpec(Message):
     frozen: bool = False
     upload: float = 0.0
     gate: bool = True
+    remember: bool = True
 
 
 class Load(Message):
@@ -309,6 +310,19 @@ SelfTestState = Literal["none", "waiting", "passed", "failed", "skipped"]
 """Of the comparison with and without experts in VRAM: none is due, it waits for an idle engine, how it ended."""
 
 
+class Remembered(Message):
+    """What is known of experts from before the start, and whether what is learned is kept for the next one.
+
+    "warm": slots began with experts that were learned. `saved` is when the file was last written since (UTC), empty
+    where it was not; `fault` why it cannot be read or written. All empty where residency is off.
+    """
+
+    start: Literal["cold", "warm"] = "cold"
+    reason: str = ""
+    saved: str = ""
+    fault: str = ""
+
+
 class Residency(Message):
     """What keeping experts in VRAM does now, and why; `filled` is the part of the planned experts that is there."""
 
@@ -327,6 +341,7 @@ class Residency(Message):
     """Of recent decode steps in all layers with slots, 0-1."""
     upload: Allowance | None = None
     """Bytes per second that moves may take."""
+    remembered: Remembered = Remembered()
     gate: Gate = Gate()
     selftest: SelfTestState = "none"
     selftest_detail: str = ""

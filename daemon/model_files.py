@@ -84,4 +84,5 @@ def residency_spec(config: Config) -> ResidencySpec:
         frozen=residency.frozen,
         upload=residency.upload,
         gate=residency.gate,
+        remember=residency.remember,
     )

@@ -409,6 +409,11 @@ class Supervisor:
             log.log(logging.ERROR if failed else logging.INFO, "experts in VRAM are %s", residency.reason)
         if residency.selftest != self.residency.selftest and residency.selftest in ("passed", "skipped"):
             log.info("self-test of experts in VRAM %s: %s", residency.selftest, residency.selftest_detail)
+        known, before = residency.remembered, self.residency.remembered
+        if known.reason and known.reason != before.reason:
+            log.info("slots for experts begin %s: %s", known.start, known.reason)
+        if known.fault and known.fault != before.fault:
+            log.warning("experts are not remembered: %s", known.fault)
         self.residency = residency
         self._counts.report(residency)
 

@@ -30,6 +30,16 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What engines learn in tests is not kept among what a developer's own service has learned."""
+    patch = pytest.MonkeyPatch()
+    patch.delenv("STATE_DIRECTORY", raising=False)
+    patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    yield
+    patch.undo()
+
+
 @pytest.fixture(scope="session")
 def cache_root() -> Path:
     """The real cache, with the sdist and the native builds."""

@@ -18,6 +18,7 @@ from daemon.engine.roster import Limits
 from daemon.errors import HotsetError, ModelUnusable
 from daemon.frames import Pipe
 from daemon.messages import COMMAND, Load, LoadFailed, Loading, Ready
+from daemon.native import locate
 from daemon.native.process import die_with_parent
 
 PROGRESS_STEP = 0.02
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     except EOFError:
         return 0
     try:
-        loaded = Loaded(spec, _Progress(pipe))
+        loaded = Loaded(spec, _Progress(pipe), locate.state_root())
     except HotsetError as error:
         pipe.send(LoadFailed(message=error.message, fatal=isinstance(error, ModelUnusable)))
         return 1

@@ -13,9 +13,10 @@ from typing import Any
 
 import psutil
 
-from daemon.engine import memory, placing, probe, sizes, wanted
+from daemon.engine import learnings, memory, placing, probe, sizes, wanted
 from daemon.engine.arms import Arms
 from daemon.engine.idle import IdleWorks
+from daemon.engine.learnings import Memory
 from daemon.engine.probe import Measured, Probe
 from daemon.engine.proofs import Proofs
 from daemon.engine.residency import Experts
@@ -43,13 +44,15 @@ class Loaded:
         ModelUnusable: the file is missing, broken, of an unknown architecture, or does not fit.
     """
 
-    def __init__(self, spec: Load, progress: Callable[[float], None]) -> None:
+    def __init__(self, spec: Load, progress: Callable[[float], None], state: Path | None = None) -> None:
+        """`state` is where what is learned is kept; None: nowhere."""
         file = gguf_check.check(Path(spec.model))
         self._exports = abi.bind(library.handle())
         devices.load_backends(spec.device)
         chosen = devices.choose(spec.device)
         self._devices = devices.list_devices(chosen)
-        wish = wanted.prepare(spec, file, [devices.describe(device) for device in chosen])
+        known = learnings.recall(state, spec.residency, file)
+        wish = wanted.prepare(spec, file, [devices.describe(device) for device in chosen], known.learned)
         room = Room(spec, file, self._devices)
         whole = room.whole_layers(wish) if isinstance(wish, Wanted) else []
         lack = gguf_check.memory_warning(file.facts, room.bytes(file.facts.bytes_of_experts(whole)))
@@ -65,7 +68,7 @@ class Loaded:
             self.context = stack.enter_context(
                 Context(self.model, spec, n_ctx=cells, n_threads=decode_threads, n_threads_batch=batch_threads)
             )
-            self.experts: Experts | Off = self._place(wish, whole)
+            self.experts: Experts | Off = self._place(wish, whole, known)
             if isinstance(self.experts, Experts):
                 stack.enter_context(self.experts)
             self.info = self._describe(spec, file, n_ctx, lack, _strange_reserves(wish, self._devices))
@@ -129,12 +132,12 @@ class Loaded:
             settings=hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
         )
 
-    def _place(self, wish: Wanted | Off, whole: list[int]) -> Experts | Off:
+    def _place(self, wish: Wanted | Off, whole: list[int], known: Memory) -> Experts | Off:
         """Right after the context: some drivers do not survive new buffers after long use."""
         if isinstance(wish, Off):
             return wish
         return placing.place(
-            self.context, wish, lambda: [devices.describe(device) for device in self.model.devices], whole
+            self.context, wish, lambda: [devices.describe(device) for device in self.model.devices], whole, known
         )
 
     def _describe(

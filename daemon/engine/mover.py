@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from daemon.engine.learnings import Keeper
 from daemon.hotset.controller import EMPTY, Batch, Controller, Ids, Spread, Upload, spread
 from daemon.native.hotset import Move, Residency, ResidencyError
 
@@ -45,14 +46,16 @@ class Picture:
 class Mover:
     """Everything but `run` and what it calls may be used by any thread.
 
-    `seeds` are experts by layer index that are brought first, at full speed. `synchronize` brings the context to a
-    boundary; `stop` calls it, because a context that computes no more has no next one.
+    `seeds` are experts by layer index that are brought first, at full speed. `keeper` saves what is learned, once in a
+    while and at the end. `synchronize` brings the context to a boundary; `stop` calls it, because a context that
+    computes no more has no next one.
     """
 
     residency: Residency
     controller: Controller
     seeds: Mapping[int, Sequence[int]]
     clock: Callable[[], float] = time.monotonic
+    keeper: Keeper | None = None
     picture: Picture = field(default_factory=Picture, init=False)
     fault: str = field(default="", init=False)
     seeded: bool = field(default=False, init=False)
@@ -130,9 +133,14 @@ class Mover:
     def _work(self) -> None:
         self._seed()
         patience: float | None = 0
-        while not self._stopping:
-            self._take(patience)
-            patience = self._draw(self._turn())
+        try:
+            while not self._stopping:
+                self._take(patience)
+                patience = self._keep(self._draw(self._turn()))
+            self._take(0)  # what the last steps chose is learned too
+        finally:
+            if self.keeper is not None and self.seeded:  # before, slots hold only a part of what they should
+                (self.keeper.close if self._stopping else self.keeper.save)()
 
     def _hold(self) -> None:
         self._publish(())
@@ -214,6 +222,16 @@ class Mover:
         if moves:
             self.residency.publish(moves)
             self.controller.published(landed)
+
+    def _keep(self, patience: float | None) -> float | None:
+        """Save what was learned if it is time; returns how long to wait for news at most."""
+        left = self.keeper.wait() if self.keeper is not None else None
+        if self.keeper is None or left is None:
+            return patience
+        if left <= 0:
+            self.keeper.save()
+            return patience
+        return left if patience is None else min(patience, left)
 
     def _draw(self, patience: float | None) -> float | None:
         """A new picture, if the last one is old and not true any more; returns how long to wait for news at most."""

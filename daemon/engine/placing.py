@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from daemon.engine import spare
+from daemon.engine.learnings import Keeper, Memory
 from daemon.engine.mover import Mover
 from daemon.engine.placed import Placed
 from daemon.engine.residency import Experts
@@ -16,6 +17,7 @@ from daemon.hotset import placement, reserve
 from daemon.hotset.budget import MIB, Budget, parse
 from daemon.hotset.controller import Controller
 from daemon.hotset.curves import OBSERVED_TOKENS, expected, observed
+from daemon.hotset.hot_set import LayerKey
 from daemon.hotset.judge import Judge
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
 from daemon.hotset.refit import refit
@@ -31,24 +33,32 @@ Devices = Callable[[], Sequence[Device]]
 """Those that the model is on, as they are when it is called."""
 
 
-def place(context: Context, wanted: Wanted, devices: Devices, whole: Sequence[int]) -> Experts | Off:
+def place(
+    context: Context, wanted: Wanted, devices: Devices, whole: Sequence[int], memory: Memory | None = None
+) -> Experts | Off:
     """Slots for the wanted experts; nothing is uploaded yet.
 
-    The experts of the layers `whole` were loaded to their device, without a copy in memory.
+    The experts of the layers `whole` were loaded to their device, without a copy in memory. `memory` is what was known
+    about the model; None: nothing, and what is learned is not kept.
     """
     try:
         residency = Residency(context.pointer)
     except ResidencyError as error:
         return Off(f"off: no expert can be kept in VRAM: {error.message}", fault=True)
     try:
-        return _place(residency, context, wanted, devices, whole)
+        return _place(residency, context, wanted, devices, whole, memory)
     except ResidencyError as error:
         residency.close()
         return Off(f"off: no expert can be kept in VRAM: {error.message}", fault=True)
 
 
 def _place(
-    residency: Residency, context: Context, wanted: Wanted, devices: Devices, whole: Sequence[int]
+    residency: Residency,
+    context: Context,
+    wanted: Wanted,
+    devices: Devices,
+    whole: Sequence[int],
+    memory: Memory | None,
 ) -> Experts | Off:
     names = [device.name for device in devices()]
     found = residency.layers()
@@ -64,7 +74,8 @@ def _place(
         bytes_per_second=0.0 if wanted.spec.frozen else wanted.spec.upload * MIB,
         padded=residency.ragged,
     )
-    mover = Mover(residency, controller, wanted.seeds(plan, layers))
+    keeper = Keeper(memory, _keys(found), controller) if memory else None
+    mover = Mover(residency, controller, wanted.seeds(plan, layers), keeper=keeper)
     follower = Follower(placer, mover)
     placed = Placed(plan, wanted.file, wanted.spec)
     return Experts(residency, context.synchronize, placed, layers, names, mover, follower)
@@ -125,17 +136,24 @@ class Follower:
 
 def _placeable(found: Sequence[Layer], wanted: Wanted, names: Sequence[str], whole: Sequence[int]) -> list[ExpertLayer]:
     """The layers that can have slots, and those that need none because they lie on a device by this plan."""
-    seen: Counter[int] = Counter()
     expected = {layer.key: layer.device for layer in wanted.layers}
     layers = []
-    for layer in found:
-        key = (layer.il, seen[layer.il])
-        seen[layer.il] += 1
+    for layer, key in zip(found, _keys(found), strict=True):
         wholly = layer.il in whole and layer.reason == Reason.ON_DEVICE
         if wholly or layer.reason == Reason.MANAGED:
             device = expected[key] if wholly else names[layer.device]
             layers.append(ExpertLayer(layer.index, key, layer.n_expert, layer.expert_bytes, device, wholly))
     return layers
+
+
+def _keys(found: Sequence[Layer]) -> list[LayerKey]:
+    """Names of the sets of experts; a second set of a layer is found after the first."""
+    seen: Counter[int] = Counter()
+    keys = []
+    for layer in found:
+        keys.append((layer.il, seen[layer.il]))
+        seen[layer.il] += 1
+    return keys
 
 
 @dataclass(frozen=True)

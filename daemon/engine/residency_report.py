@@ -13,7 +13,7 @@ from daemon.hotset import placement
 from daemon.hotset.budget import MIB
 from daemon.hotset.controller import Spread
 from daemon.hotset.placement import DevicePlan, ExpertLayer
-from daemon.messages import ExpertDevice, HeatSummary
+from daemon.messages import ExpertDevice, HeatSummary, Remembered
 from daemon.messages import ExpertLayer as LayerState
 from daemon.messages import Residency as Report
 from daemon.native.hotset import Layer, Memory, Mode, Reason
@@ -76,6 +76,7 @@ class Describer:
             moves=picture.n_moves,
             hit_rate=picture.hit_rate,
             upload=placed.upload(),
+            remembered=mover.keeper.report if mover.keeper else Remembered(),
         )
 
     def _words(self, layers: Sequence[LayerState], placed: Placed, fault: str) -> list[str]:

@@ -11,6 +11,7 @@ from daemon.hotset import hot_set as hot_sets
 from daemon.hotset import placement, reserve, whole_layers
 from daemon.hotset.budget import EVERY_DEVICE, Auto, Budget, of_device, parse
 from daemon.hotset.hot_set import HotSet, HotSetUnusable, LayerKey
+from daemon.hotset.learned import Learned
 from daemon.hotset.placement import ExpertLayer, Plan
 from daemon.hotset.reserve import Reserved
 from daemon.messages import Device, Load, Residency, ResidencySpec
@@ -97,8 +98,11 @@ class Wanted:
         return whole_layers.choose(self.layers, shortage, room)
 
 
-def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | Off:
-    """What [residency] asks for, as far as it can be told before the model is loaded."""
+def prepare(spec: Load, file: GgufFile, devices: Sequence[Device], learned: Learned | None = None) -> Wanted | Off:
+    """What [residency] asks for, as far as it can be told before the model is loaded.
+
+    Unless experts stay where they are, those that were `learned` come first.
+    """
     wish = spec.residency
     if not file.facts.is_moe:
         return Off("not applicable: a dense model has no experts to place")
@@ -112,7 +116,7 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
         return Off("off: the model is on the CPU alone, there is no device to keep experts on", fault=explicit)
     layers = _in_memory(spec, file.facts, devices)
     try:
-        ranking, known = _ranking(wish, budgets, file)
+        ranking, known = _ranking(wish, budgets, file, {} if wish.frozen or not learned else learned.order())
     except HotSetUnusable as error:
         return Off(f"off: {error.message}", fault=True)
     names = [device.name for device in devices]
@@ -131,19 +135,22 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device]) -> Wanted | O
     return Wanted(Path(wish.hot_set).name, wish, ranking, known, budgets, reserves, layers, devices)
 
 
-def _ranking(wish: ResidencySpec, budgets: Mapping[str, Budget], file: GgufFile) -> tuple[HotSet, dict[LayerKey, int]]:
-    """Experts in the order in which they get slots, and how many of each set are known to be worth it.
+def _ranking(
+    wish: ResidencySpec, budgets: Mapping[str, Budget], file: GgufFile, first: Mapping[LayerKey, Sequence[int]]
+) -> tuple[HotSet, dict[LayerKey, int]]:
+    """Experts in the order in which they get slots, `first` first, and how many of each set are known to be worth it.
 
     Raises:
         HotSetUnusable: lists everything that is wrong with the hot set.
     """
     counts = {one.key: one.n_expert for one in expert_sets(file.facts)}
-    if not wish.hot_set:
-        return hot_sets.of_all(file.fingerprint, counts), dict.fromkeys(counts, 0)
-    hot_set = read_hot_set(Path(wish.hot_set), budgets, file)
-    listed = hot_set.largest.by_layer()
-    known = {key: len(listed.get(key, ())) for key in counts}
-    return (hot_set if wish.frozen else hot_sets.completed(hot_set, counts)), known
+    hot_set = read_hot_set(Path(wish.hot_set), budgets, file) if wish.hot_set else None
+    listed = hot_set.largest.by_layer() if hot_set else {}
+    known = {key: len({*first.get(key, ()), *listed.get(key, ())}) for key in counts}
+    if hot_set and wish.frozen:
+        return hot_set, known
+    whole = hot_sets.completed(hot_set, counts) if hot_set else hot_sets.of_all(file.fingerprint, counts)
+    return hot_sets.led(whole, first), known
 
 
 def _in_memory(spec: Load, facts: ModelFacts, devices: Sequence[Device]) -> list[ExpertLayer]:

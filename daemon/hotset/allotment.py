@@ -24,24 +24,24 @@ class RankCounts:
     """
 
     def __init__(self, n_layers: int, n_expert: int, half_life: float = 4096.0) -> None:
-        """`half_life` is in tokens."""
-        self._counts = np.zeros((n_layers, n_expert))
+        """`half_life` is in tokens. `counts` are [n_layers, n_expert], the hottest first."""
+        self.counts = np.zeros((n_layers, n_expert))
         self._layers = np.arange(n_layers)[:, None]
         self._halvings = 1 / half_life
 
     def observe(self, heat: Values, ids: npt.NDArray[np.integer]) -> None:
         """`heat` as it was before the step that chose `ids` [n_tokens, layers, top_k]."""
-        self._counts *= 0.5 ** (self._halvings * len(ids))
+        self.counts *= 0.5 ** (self._halvings * len(ids))
         for token in ids:
             chosen = heat[self._layers, token]
             ranks = (heat[:, None, :] > chosen[:, :, None]).sum(axis=2)
             # Equally hot experts keep the order of their ids.
             ranks += ((heat[:, None, :] == chosen[:, :, None]) & (np.arange(heat.shape[1]) < token[:, :, None])).sum(2)
-            np.add.at(self._counts, (self._layers, ranks), 1)
+            np.add.at(self.counts, (self._layers, ranks), 1)
 
     def hits(self) -> Hits:
         """Selections that each number of slots would have served."""
-        return np.pad(np.cumsum(self._counts, axis=1), ((0, 0), (1, 0)))
+        return np.pad(np.cumsum(self.counts, axis=1), ((0, 0), (1, 0)))
 
 
 def allot(hits: Hits, n_expert: Sequence[int], expert_bytes: Sequence[int], budget: int, floor: int = 1) -> list[int]:

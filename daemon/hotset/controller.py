@@ -82,9 +82,19 @@ class Controller:
     # -- what is known
 
     @property
+    def n_expert(self) -> list[int]:
+        """Experts of each layer."""
+        return list(self._n_expert)
+
+    @property
     def serving(self) -> Resident:
         """Which experts are published, [layers, width]."""
         return self._serving
+
+    @property
+    def taken(self) -> Resident:
+        """Which experts have a slot, those on their way too, [layers, width]."""
+        return self._taken
 
     def hit_rates(self) -> Rates:
         """Share of recent selections that found their expert in VRAM, [layers]; NaN before the first."""
@@ -125,6 +135,11 @@ class Controller:
             self.n_ranked += len(ids)
         self.heat.observe(ids, n_sequences)
         self.n_tokens += len(ids)
+
+    def recall(self, layer: int, heat: npt.ArrayLike, ranks: npt.ArrayLike) -> None:
+        """What an earlier controller knew of a layer's experts, [n_expert] each."""
+        n = self._n_expert[layer]
+        self.heat.values[layer, :n], self.ranks.counts[layer, :n] = heat, ranks
 
     def adopt(self, layer: int, owners: Iterable[int]) -> None:
         """The slots of a layer as they are now, by the expert published in each; `EMPTY` for none."""

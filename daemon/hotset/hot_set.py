@@ -127,6 +127,20 @@ def completed(hot_set: HotSet, n_experts: Mapping[LayerKey, int]) -> HotSet:
     return hot_set.model_copy(update={"sizes": [*others, whole]})
 
 
+def led(hot_set: HotSet, first: Mapping[LayerKey, Sequence[int]]) -> HotSet:
+    """The same sizes with as many experts each, where those of `first` come before those that are listed."""
+    sizes = [
+        size.model_copy(update={"layers": [_led(layer, first.get(layer.key, ())) for layer in size.layers]})
+        for size in hot_set.sizes
+    ]
+    return hot_set.model_copy(update={"sizes": sizes})
+
+
+def _led(layer: LayerExperts, first: Sequence[int]) -> LayerExperts:
+    experts = list(dict.fromkeys([*first, *layer.experts]))
+    return layer.model_copy(update={"experts": experts[: len(layer.experts)]})
+
+
 def _with_the_rest(listed: Sequence[int], count: int) -> list[int]:
     there = set(listed)
     return [*listed, *(expert for expert in range(count) if expert not in there)]

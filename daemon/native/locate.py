@@ -85,6 +85,19 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base).expanduser().absolute() / "hotset"
 
 
+def state_root(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """$STATE_DIRECTORY (systemd's; the first of several), else $XDG_STATE_HOME/hotset, else ~/.local/state/hotset.
+
+    None where none of them is known, because this user has no home.
+    """
+    if given := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
+        return Path(given).absolute()
+    try:
+        return Path(environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().absolute() / "hotset"
+    except RuntimeError:
+        return None
+
+
 def read_build(directory: Path) -> BuildInfo | None:
     """The description of a complete build; None for anything partial or damaged."""
     try:

@@ -11,7 +11,7 @@ import typer
 from daemon import config
 from daemon.api.info import view
 from daemon.api.routes import TABLE
-from daemon.messages import Allowance, ExpertDevice, ExpertLayer, Gate, HeatSummary, Residency
+from daemon.messages import Allowance, ExpertDevice, ExpertLayer, Gate, HeatSummary, Remembered, Residency
 from hotset_tools.cli import COMMANDS, make_app
 from hotset_tools.top.polling import KEY_VARIABLE
 from tests.fakes import make_fakes
@@ -96,7 +96,7 @@ def test_metrics_exist(page: Path) -> None:
 def test_every_field_of_the_status_is_described() -> None:
     page = (ROOT / "docs/hot-set.md").read_text("utf-8").split("## Reading the status")[1]
     described = {span.removesuffix("[]") for span in CODE.findall(page)}
-    parts = (Residency, ExpertDevice, ExpertLayer, HeatSummary, Allowance, Gate)
+    parts = (Residency, ExpertDevice, ExpertLayer, HeatSummary, Allowance, Remembered, Gate)
     fields = {name for part in parts for name in part.model_fields}
     assert fields <= described
 

@@ -135,3 +135,23 @@ def test_the_message_says_why_what_is_there_cannot_be_used(tmp_path: Path) -> No
 )
 def test_where_the_cache_is(environ: dict[str, str], expected: Path) -> None:
     assert locate.cache_root(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"STATE_DIRECTORY": "/x/y", "XDG_STATE_HOME": "/z"}, Path("/x/y")),
+        ({"STATE_DIRECTORY": "/x/y:/x/z"}, Path("/x/y")),
+        ({"STATE_DIRECTORY": "", "XDG_STATE_HOME": "/z"}, Path("/z/hotset")),
+        ({}, Path("~/.local/state/hotset").expanduser()),
+    ],
+)
+def test_where_the_state_is(environ: dict[str, str], expected: Path) -> None:
+    assert locate.state_root(environ) == expected
+
+
+def test_a_user_without_a_home_has_no_place_for_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert locate.state_root({}) is None
+    assert locate.state_root({"XDG_STATE_HOME": "/z"}) == Path("/z/hotset")
