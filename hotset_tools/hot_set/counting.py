@@ -116,7 +116,8 @@ def run(job: Job, tell: Callable[[Progress], None]) -> Counted | NoDevice | Refu
     context = min(job.tokens, 4096)
     engine = {"device": job.device, "threads": job.threads, "max_sequences": N_SEQUENCES, "ubatch": 32, "repack": False}
     engine["kv_cells"] = N_SEQUENCES * context
-    config = Config.model_validate({"model": {"path": job.model, "context": context}, "engine": engine})
+    sections = {"model": {"path": job.model, "context": context}, "engine": engine, "residency": {"enabled": False}}
+    config = Config.model_validate(sections)
     with Loaded(load_command(config), lambda _: None) as loaded:
         if not loaded.model.devices:
             return NoDevice()
