@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from daemon.config import Config
-from daemon.engine import placing, wanted
+from daemon.engine import learnings, placing, wanted
 from daemon.engine.residency import Experts
 from daemon.engine.wanted import Off
 from daemon.errors import HotsetError
@@ -55,15 +56,22 @@ class Following:
         HotsetError: no expert can have a slot.
     """
 
-    def __init__(self, context: Context, spec: Load, vram: str, chosen: Sequence[int]) -> None:
-        """`vram` is a budget as in residency.vram, `chosen` are the devices of the model."""
+    def __init__(
+        self, context: Context, spec: Load, vram: str, chosen: Sequence[int], state: Path | None = None
+    ) -> None:
+        """`vram` is a budget as in residency.vram, `chosen` are the devices of the model.
+
+        What was learned in the directory `state` is where it begins, with all of its experts in their slots.
+        """
 
         def described() -> list[Device]:
             return [devices.describe(pointer) for pointer in chosen]
 
         file = gguf_check.check(Path(spec.model))
-        wish = wanted.prepare(spec.model_copy(update={"residency": _residency(vram)}), file, described())
-        found = wish if isinstance(wish, Off) else placing.place(context, wish, described, ())
+        spec = spec.model_copy(update={"residency": _residency(vram)})
+        memory = learnings.recall(state, spec.residency, file)
+        wish = wanted.prepare(spec, file, described(), memory.learned)
+        found = wish if isinstance(wish, Off) else placing.place(context, wish, described, (), memory)
         if isinstance(found, Off):
             raise HotsetError(f"experts cannot follow the traffic: {found.reason}")
         self.experts: Experts = found
@@ -100,6 +108,21 @@ class Following:
     def adjust(self, vram: str) -> None:
         """Follow another budget, as the engine does when the configuration changes."""
         self.experts.adjust(_residency(vram))
+
+    def save(self) -> None:
+        """Keep what was learned in the directory, as the engine does now and then.
+
+        Raises:
+            HotsetError: it could not be written.
+        """
+        keeper, done = self.experts.mover.keeper, threading.Event()
+        assert keeper is not None
+        self.experts.mover.post(keeper.save)
+        self.experts.mover.post(done.set)
+        while not done.wait(_POLL_SECONDS):
+            self.check()
+        if keeper.report.fault or not keeper.report.saved:
+            raise HotsetError(f"what was learned is not saved: {keeper.report.fault or keeper.report.reason}")
 
     def check(self) -> None:
         """Whether all is well.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -32,10 +34,13 @@ MOST_STEPS = 192
 """Timed steps of a round."""
 LEAD_STEPS = 128
 """Steps that the slots fill in before anything is timed."""
-_LEAD, _PUSHED, _CHANGED = 3000, 4000, 5000  # numbers of walks; those of rounds are 0 and more, scouting has its own
+RESTART_TOKENS = 64
+"""Of those, hit rates before and after a restart are compared."""
+_LEAD, _PUSHED, _CHANGED, _RESTARTED = 3000, 4000, 5000, 6000  # numbers of walks, beside those of rounds and scouting
 _TRY_STEPS = 16
 _PUSH_WARM, _PUSH_STEPS = 1, 8
 _PUSH_SHARE = 0.15  # of a cell's time
+_RESTART_SHARE = 0.1  # of all time
 _LEAST_PAIRS, _MOST_PAIRS = 8, 48
 _MIB = 1 << 20
 
@@ -52,6 +57,8 @@ class Traffic:
     budgets: tuple[str, ...] = ("25%", "50%", "10%", "25%")
     budget_sequences: int = 4
     budget_seconds: float = 0.0
+    restart: bool = False
+    """Whether to compare starts."""
 
     def __post_init__(self) -> None:
         if not (2 <= self.n_visit <= 100_000 and 0 <= self.budget_seconds <= 600):
@@ -89,7 +96,8 @@ class LiveBench:
         self._settings, self._traffic, self._walks = settings, traffic, walks
         began = time.monotonic()
         self._deadline = began + 60 * settings.minutes
-        self._changing = traffic.budget_seconds * (len(traffic.budgets) + 1)
+        self._reserved = traffic.budget_seconds * (len(traffic.budgets) + 1)
+        self._reserved += 60 * settings.minutes * _RESTART_SHARE if traffic.restart else 0
         self._n_expert = facts.n_expert
         devices = {"ours": settings.device, "peer": settings.peer_device or settings.device}
         said = {name: child.ask("hello", device=devices[name]) for name, child in children.items()}
@@ -108,13 +116,15 @@ class LiveBench:
         self._learn()
         cells = [(budget, cell) for budget in settings.budgets for cell in settings.cells]
         for index, (budget, cell) in enumerate(cells):
-            left = self._deadline - self._changing - time.monotonic()
+            left = self._deadline - self._reserved - time.monotonic()
             if left <= 0:
                 self._told.note(f"{cell} at {budget:.0%}: no time is left")
                 continue
             self._measure(budget, cell, left / (len(cells) - index))
-        if self._changing:
+        if self._traffic.budget_seconds:
             self._change_budgets()
+        if self._traffic.restart:
+            self._restart(settings.budgets[0])
         return self._told.report
 
     def _learn(self) -> None:
@@ -143,7 +153,7 @@ class LiveBench:
         speeds |= self._lead_in(cell, live)
         left = seconds - (time.monotonic() - began)
         n_steps = self._race.n_steps(cell, speeds, left * (1 - _PUSH_SHARE), MOST_STEPS)
-        times = self._race.rounds(cell, list(speeds), n_steps, self._deadline - self._changing)
+        times = self._race.rounds(cell, list(speeds), n_steps, self._deadline - self._reserved)
         cost = self._upload_cost(cell, times, n_steps, left * _PUSH_SHARE)
         self._tell(budget, cell, times, n_steps, cost)
         self._shelf.close(live)
@@ -253,6 +263,47 @@ class LiveBench:
             self._told.say(change.line)
         self._told.write()
 
+    # -- restarts
+
+    def _restart(self, budget: float) -> None:
+        """Another prompt of a topic after a warm start, without a restart, and after a cold one."""
+        slots = even_slots(budget, self._shelf.sizes, self._n_expert)
+        if not slots[0]:
+            self._told.note(f"restart at {budget:.0%}: that is no slot in every layer")
+            return
+        with tempfile.TemporaryDirectory() as state:
+            rates = [self._restart_in(slots, topic, f"{state}/{topic}") for topic in self._walks.visited]
+        before, warm, without, cold = zip(*rates, strict=True)
+        found = rows.Restart(
+            budget=budget, tokens=RESTART_TOKENS, topics=self._walks.visited, before=before, warm=warm, without=without,
+            cold=cold,
+        )  # fmt: skip
+        self._told.report = self._told.report.model_copy(update={"restart": found})
+        self._told.say(found.line)
+        self._told.write()
+
+    def _restart_in(self, slots: tuple[int, ...], topic: int, state: str) -> tuple[float, float, float, float]:
+        """Hit rates before, warm, without a restart and cold; what is saved in between is copied beside `state`."""
+        Path(state).mkdir()
+        vram = in_mib(self._shelf.sizes.slab_bytes(slots))
+        places = [Place("ours", len(slots), slots, vram, directory) for directory in (state, f"{state}-saved", "")]
+        prompt = self._walks.prompt(LEAD_STEPS + RESTART_TOKENS, topic, _RESTARTED)
+        other = self._walks.prompt(RESTART_TOKENS, topic, _RESTARTED + 1)
+        before = self._hit_rate(places[0], prompt, LEAD_STEPS)
+        self._shelf.ask(places[0], "save")
+        shutil.copytree(state, f"{state}-saved")
+        rates = []
+        for place in places:
+            rates.append(self._hit_rate(place, other, 0))
+            self._shelf.close(place)
+        return before, rates[1], rates[0], rates[2]
+
+    def _hit_rate(self, place: Place, steps: Sequence[Sequence[int]], warm: int) -> float:
+        threads = max(self._settings.threads)
+        reply = self._shelf.ask(place, "decode", steps=steps, warm=warm, threads=threads)
+        hits, misses = sum(reply["hits"]), sum(reply["misses"])
+        return float(hits / (hits + misses))
+
 
 def even_slots(budget: float, sizes: Sizes, n_expert: int) -> tuple[int, ...]:
     """The same number of slots for every layer, those of zeros counted."""
@@ -268,7 +319,7 @@ def in_mib(n_bytes: int) -> str:
 
 def _sizes(settings: Settings, traffic: Traffic, facts: ModelFacts) -> Sizes:
     sequences = max((*settings.sequences, traffic.budget_sequences if traffic.budget_seconds else 1))
-    steps = max(MOST_STEPS + 8, LEAD_STEPS, settings.steps + 8)
+    steps = max(MOST_STEPS + 8, LEAD_STEPS + RESTART_TOKENS, settings.steps + 8)
     return Sizes.of(
         facts,
         path=str(settings.model),

@@ -41,6 +41,7 @@ def live(
     ] = 250,
     budget_change: Annotated[bool, typer.Option(help="Change budgets while four sequences decode, too.")] = False,
     budget_seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long each of these is kept.")] = 3.0,
+    restart: Annotated[bool, typer.Option(help="Compare hit rates after a warm and a cold start, too.")] = False,
     split_step: SplitsOption = 0,
     ubatch: UbatchOption = 512,
     rounds: RoundsOption = 7,
@@ -65,8 +66,9 @@ def live(
         rounds=rounds, minutes=minutes, steps=steps, seed=seed, load_mode=load, learn_tokens=learn, out=out,
         commit=commit,
     )  # fmt: skip
-    traffic = bench.Traffic(topic_tokens, budget_seconds=budget_seconds if budget_change else 0)
+    traffic = bench.Traffic(topic_tokens, budget_seconds=budget_seconds if budget_change else 0, restart=restart)
     report = bench.run(settings, traffic)
-    changes = report.budget_changes.changes if report.budget_changes else ()
-    lines = [row.line for row in report.rows] + [change.line for change in changes]
+    lines = [row.line for row in report.rows]
+    lines += [change.line for change in report.budget_changes.changes] if report.budget_changes else []
+    lines += [report.restart.line] if report.restart else []
     typer.echo(report.model_dump_json(indent=1) if as_json else "\n".join(lines))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -147,6 +148,28 @@ class BudgetChanges(_Strict):
     changes: tuple[BudgetChange, ...]
 
 
+class Restart(_Strict):
+    """Hit rates of `tokens` decoded tokens, topic by topic: of the end of one prompt, and of the beginning of another
+    one: after a start with what was saved in between, without a restart, and after a start with nothing."""
+
+    budget: float = Share
+    tokens: int = Field(ge=1)
+    topics: tuple[int, ...]
+    before: tuple[float, ...]
+    warm: tuple[float, ...]
+    without: tuple[float, ...]
+    cold: tuple[float, ...]
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        before, warm, without, cold = (fmean(one) for one in (self.before, self.warm, self.without, self.cold))
+        return (
+            f"restart at {self.budget:.0%}: hits {before:.3f} before, then {warm:.3f} of another prompt warm, "
+            f"{without:.3f} without a restart, {cold:.3f} cold"
+        )
+
+
 class Report(_Strict):
     """Everything that one command measured."""
 
@@ -156,3 +179,4 @@ class Report(_Strict):
     measurements: list[Measurement]
     notes: list[str]
     budget_changes: BudgetChanges | None = None
+    restart: Restart | None = None

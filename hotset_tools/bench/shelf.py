@@ -26,13 +26,15 @@ class Place:
     """Where experts are: `library` computes, the first `n_cpu` layers have them in host memory.
 
     `slots` per layer: None is upstream's path alone, an empty tuple only counts. With `vram`, a budget as in
-    residency.vram, experts follow the traffic, and `slots` are those that it should give.
+    residency.vram, experts follow the traffic, and `slots` are those that it should give; `state` is the directory of
+    what they learn.
     """
 
     library: str
     n_cpu: int
     slots: tuple[int, ...] | None = None
     vram: str = ""
+    state: str = ""
 
     @property
     def model(self) -> str:
@@ -42,7 +44,7 @@ class Place:
     @property
     def context(self) -> str:
         """Name of the context within its worker."""
-        return f"{self.model}:{self.slots}{self.vram}"
+        return f"{self.model}:{self.slots}{self.vram}{self.state}"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Shelf:
             self._open[place] = child.ask(
                 "open", context=place.context, model=place.model, n_ctx=self.sizes.n_ctx, threads=4,
                 slots=None if slots is None else list(slots), vram=place.vram,
+                state=place.state,
             )  # fmt: skip
             if place in self._experts:
                 child.ask("place", context=place.context, experts=self._experts[place])

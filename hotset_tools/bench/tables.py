@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from daemon.errors import HotsetError
-from hotset_tools.bench.rows import BudgetChanges, Report, Row
+from hotset_tools.bench.rows import BudgetChanges, Report, Restart, Row
 from hotset_tools.output import write
 
 BEGIN, END = "<!-- begin: hotset bench tables -->", "<!-- end: hotset bench tables -->"
@@ -21,6 +21,7 @@ DECODE = ("budget", "sequences", "placement", "hits", "tok/s", "best static", "r
 LIVE = ("budget", "sequences", "placement", "hits", "moves/token", "MiB/s", "tok/s", "best static", "ratio (95 %)",
         "vs frozen (95 %)", "upload cost (95 %)")  # fmt: skip
 CHANGES = ("budget", "longest gap, ms", "slots after, s", "VRAM after, s", "VRAM, MiB", "tokens of each")
+RESTART = ("topic", "before", "warm start", "no restart", "cold start")
 PREFILL = ("budget", "prompt", "placement", "tok/s", "best static", "ratio (95 %)", "same scheduler")
 
 
@@ -81,6 +82,8 @@ def _section(name: str, report: Report) -> Iterator[str]:
         yield from _by_phase(report)
     if report.budget_changes is not None:
         yield from _changes(report.budget_changes)
+    if report.restart is not None:
+        yield from _restart(report.restart)
     if report.prices:
         yield ""
         yield from _table(
@@ -143,6 +146,17 @@ def _changes(found: BudgetChanges) -> Iterator[str]:
             for one in found.changes
         ],
     )
+
+
+def _restart(found: Restart) -> Iterator[str]:
+    yield ""
+    yield textwrap.fill(
+        f"Hit rates of {found.tokens} tokens with {found.budget:.0%}, before a restart and of another prompt after it:",
+        _WIDTH,
+    )
+    yield ""
+    rates = zip(found.topics, found.before, found.warm, found.without, found.cold, strict=True)
+    yield from _table(RESTART, [(str(topic), *map(_share, each)) for topic, *each in rates])
 
 
 def _interval(value: float | None, ci: tuple[float, float] | None, form: str = ".2f") -> str:

@@ -71,6 +71,12 @@ class TopicWalks(Walks):
         streams = [self.tokens(start + n_steps, walk * 64 + sequence)[start:] for sequence in range(n_sequences)]
         return [list(step) for step in zip(*streams, strict=True)]
 
+    def prompt(self, n_tokens: int, topic: int, number: int) -> list[list[int]]:
+        """Token ids [n_tokens][1] of one topic, from one place on."""
+        routing = replace(self._topics, dwell=2 * n_tokens + 2)
+        tokens = stream(routing, n_tokens, number + 100_003 * self._seed, "measure", (topic,))
+        return [[token] for token in tokens]
+
     def switches(self, steps: Sequence[Sequence[int]]) -> int:
         """How often a sequence of `steps` comes to another topic."""
         topics = np.array(steps) * self._topics.n_topics // self._topics.n_ids

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -67,18 +68,27 @@ class Worker:
         return {"seconds": time.perf_counter() - began}
 
     def open(
-        self, context: str, model: str, n_ctx: int, threads: int, slots: list[int] | None, vram: str = ""
+        self,
+        context: str,
+        model: str,
+        n_ctx: int,
+        threads: int,
+        slots: list[int] | None,
+        vram: str = "",
+        state: str = "",
     ) -> dict[str, Any]:
         """A context of a loaded model, with residency if there are slots (an empty list: it only counts).
 
-        `vram`: as many slots as this budget gives, and experts that follow the traffic.
+        `vram`: as many slots as this budget gives, and experts that follow the traffic, beginning with what was learned
+        in the directory `state`.
         """
         loaded, spec = self._models[model]
         with ExitStack() as stack:
             made = stack.enter_context(Context(loaded, spec, n_ctx=n_ctx, n_threads=threads, n_threads_batch=threads))
             opened = Opened(made, stack, n_sequences=spec.max_sequences)
             if vram:
-                opened.following = stack.enter_context(Following(made, spec, vram, self._devices))
+                directory = Path(state) if state else None
+                opened.following = stack.enter_context(Following(made, spec, vram, self._devices, directory))
                 opened.residency = opened.following.residency
             elif slots is not None:
                 opened.residency = stack.enter_context(Residency(made.pointer, slots or None))
@@ -204,6 +214,13 @@ class Worker:
                 ends.append(time.perf_counter())
         following.check()
         return {"ends": ends, "asked": asked, "memory": watch.samples}
+
+    def save(self, context: str) -> dict[str, Any]:
+        """Keep what was learned in the directory that the context was opened with."""
+        following = self._opened[context].following
+        assert following is not None, "the request needs experts that follow the traffic"
+        following.save()
+        return {}
 
     def prefill(self, context: str, tokens: list[int], threads: int) -> dict[str, Any]:
         """Seconds of one prompt."""

@@ -31,7 +31,7 @@ from hotset_tools.stand_in import rpc_server
 from tests.native.test_bench_workers import SHAPE
 
 N_LAYER, N_EXPERT, TOP_K = SHAPE.n_layer, SHAPE.n_expert, SHAPE.n_expert_used
-TRAFFIC = Traffic(n_visit=20, budget_seconds=0.5)
+TRAFFIC = Traffic(n_visit=20, budget_seconds=0.5, restart=True)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,14 @@ def test_a_report_is_whole(settings: Settings, monkeypatch: pytest.MonkeyPatch) 
         assert one.longest_gap_ms > 0
         assert len(one.tokens) == 4
         assert min(one.tokens) > 0
-    assert "| 25% to 50% |" in tables([("out.json", report)])
+    restart = report.restart
+    assert restart is not None
+    assert (restart.budget, restart.tokens, restart.topics) == (0.25, 64, (3, 4, 5))
+    assert all(warm > cold for warm, cold in zip(restart.warm, restart.cold, strict=True))
+    assert sum(restart.warm) == pytest.approx(sum(restart.without), rel=0.1), "as if there had been no restart"
+    text = tables([("out.json", report)])
+    assert "| 25% to 50% |" in text
+    assert "| topic | before | warm start |" in text
 
 
 def test_the_command_prints_rows(
@@ -184,6 +191,25 @@ class TestWorker:
         following.experts.mover.controller.batch = fail  # type: ignore[assignment, method-assign]
         with pytest.raises(HotsetError, match="experts move no more: the device is gone"):
             worker.decode("c", steps, warm=0, threads=1)
+
+    def test_what_was_learned_is_where_the_next_one_begins(
+        self, worker: Worker, steps: list[list[int]], tmp_path: Path
+    ) -> None:
+        for name in ("a", "b"):
+            worker.open(name, "m", 256, 1, None, "50%", str(tmp_path))
+            if name == "a":
+                worker.decode("a", steps, warm=0, threads=1)
+                worker.save("a")
+        first, second = ([worker._opened[n].slots.resident(at) for at in range(N_LAYER)] for n in ("a", "b"))
+        assert [set(experts) for experts in first] == [set(experts) for experts in second]
+        assert any(expert >= 0 for experts in first for expert in experts)
+
+    def test_what_cannot_be_saved_is_an_error(self, worker: Worker, steps: list[list[int]], tmp_path: Path) -> None:
+        worker.open("c", "m", 256, 1, None, "50%", str(tmp_path / "state"))
+        worker.decode("c", steps, warm=0, threads=1)
+        (tmp_path / "state").write_text("not a directory")
+        with pytest.raises(HotsetError, match=r"what was learned is not saved: .*cannot be written"):
+            worker.save("c")
 
     def test_pushing_leaves_everything_as_it_was(self, worker: Worker, steps: list[list[int]]) -> None:
         worker.open("c", "m", 256, 1, [8] * N_LAYER)

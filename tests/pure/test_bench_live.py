@@ -20,7 +20,7 @@ from hotset_tools.bench.live import LiveBench, Traffic, even_slots, in_mib
 from hotset_tools.bench.live_judge import LiveJudge, UploadCost
 from hotset_tools.bench.memory_watch import MemoryWatch
 from hotset_tools.bench.moe_models import make
-from hotset_tools.bench.rows import Report, Row
+from hotset_tools.bench.rows import Report, Restart, Row
 from hotset_tools.bench.shelf import Place, Shelf
 from hotset_tools.bench.walks import TopicWalks, Walks
 from hotset_tools.routing import make_routing, stream
@@ -32,6 +32,9 @@ MIB = 1 << 20
 LIVE = Arm("ours", Place("ours", N_LAYERS, SLOTS, "16384"), 8, "traffic")
 FROZEN = Arm("ours", Place("ours", N_LAYERS, SLOTS), 8, "other topics")
 STOCK = Arm("stock", Place("peer", 2), 16)
+RESTART = Restart(
+    budget=0.25, tokens=64, topics=(3, 4), before=(0.5, 0.75), warm=(0.5, 0.5), without=(0.25, 0.25), cold=(0.5, 0.125)
+)
 JUDGE = LiveJudge(SIZES, N_EXPERT, "vulkan", 1, "abc")
 
 
@@ -70,6 +73,13 @@ class TestTopicWalks:
         assert pieces == walks.steps(100, 2, 7000)
         assert pieces != walks.steps(100, 2, 0)
         assert [step[0] for step in pieces] != [step[1] for step in pieces]
+
+    def test_a_prompt_is_one_place_of_a_topic(self, walks: TopicWalks) -> None:
+        one, other = (walks.prompt(90, 4, number) for number in (1, 2))
+        assert walks.switches(one) == 0
+        assert {topic for step in one + other for topic in self.topics(walks, step)} == {4}
+        assert one != other
+        assert one == walks.prompt(90, 4, 1)
 
     def test_other_models_are_refused(self, tmp_path: Path) -> None:
         path, _ = make(tmp_path / "local.gguf", "overhead", "Q8_0", "local", 1, n_layer=1, n_vocab=1800)
@@ -256,7 +266,7 @@ def test_live_reports_have_tables_of_their_own() -> None:
     changes = budget_gaps.judge(reply(), ["25%", "50%", "10%"], 4, 16)
     report = Report(
         head=others.TestTables.HEAD | {"traffic": {"tokens_per_visit": 200}}, prices=[], measurements=[], notes=[],
-        rows=list(JUDGE.rows(0.5, DECODE, times, 1, cost)), budget_changes=changes,
+        rows=list(JUDGE.rows(0.5, DECODE, times, 1, cost)), budget_changes=changes, restart=RESTART,
     )  # fmt: skip
     text = tables.tables([("live.json", report)])
     assert "Visits of 200 tokens to a topic." in text.replace("\n", " ")
@@ -268,5 +278,10 @@ def test_live_reports_have_tables_of_their_own() -> None:
     assert "| 25% to 50% | 210 | 0.25 | 0.25 | +8192 | 80 |" in text
     assert "while 4 sequences decode with 16 threads" in text.replace("\n", " ")
     assert Report.model_validate_json(report.model_dump_json()) == report
+    assert "Hit rates of 64 tokens with 25%" in text
+    assert "| 4 | 0.75 | 0.50 | 0.25 | 0.12 |" in text
+    assert RESTART.line.startswith(
+        "restart at 25%: hits 0.625 before, then 0.500 of another prompt warm, 0.250 without"
+    )
     for columns, begin in ((tables.LIVE, "| 50% | 1 |"), (tables.CHANGES, "| 25% to")):
         assert {line.count("|") for line in text.splitlines() if line.startswith(begin)} == {len(columns) + 1}
