@@ -38,7 +38,7 @@ def live(
     peer_device: PeerDeviceOption = "",
     topic_tokens: Annotated[
         int, typer.Option(min=2, max=100_000, help="Tokens of a visit to a topic, on average.")
-    ] = 250,
+    ] = 200,
     budget_change: Annotated[bool, typer.Option(help="Change budgets while four sequences decode, too.")] = False,
     budget_seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long each of these is kept.")] = 3.0,
     restart: Annotated[bool, typer.Option(help="Compare hit rates after a warm and a cold start, too.")] = False,
