@@ -47,6 +47,10 @@ class FakeResidency:
     def statistics(self) -> Statistics:
         return replace(NOTHING, state=self.state, staged=len(self.staged), staged_bytes=len(self.staged) * MIB)
 
+    def step_ids(self, n_tokens: int, pad: int) -> npt.NDArray[np.int32] | None:
+        """The last ids stay there whatever the state."""
+        return np.zeros((n_tokens, self.n_layers, 2), np.int32)
+
     def stage(self, index: int, expert: int, slot: int) -> None:
         if len(self.staged) == self.refuse_at:
             raise ResidencyError(Status.FAILED, "the device is gone")

@@ -24,7 +24,6 @@ from daemon.engine.selftest import N_CELLS, SelfTest
 from daemon.engine.store import Key, Store
 from daemon.engine.wanted import Off, Wanted
 from daemon.errors import ModelUnusable
-from daemon.hotset.budget import EVERY_DEVICE
 from daemon.messages import Device, Load, ModelInfo
 from daemon.native import abi, devices, drivers, gguf_check, library, locate
 from daemon.native.context import Context
@@ -237,10 +236,8 @@ def _residency_warnings(experts: Experts | Off) -> list[str]:
 
 
 def _strange_reserves(wish: Wanted | Off, found: Sequence[Device]) -> list[str]:
-    """A reserve for a device that is not there protects none; the others keep theirs."""
-    names = [device.name for device in found]
-    strange = sorted(wish.reserves.keys() - {*names, EVERY_DEVICE}) if isinstance(wish, Wanted) else []
-    return [f"residency.reserve names {', '.join(strange)}, but there is only {', '.join(names)}"] if strange else []
+    strange = wanted.strange_reserves(wish.reserves, found) if isinstance(wish, Wanted) else ""
+    return [strange] if strange else []
 
 
 def _for_memory(spec: Load, lack: str | None) -> Load:

@@ -174,8 +174,16 @@ class Mover:
         for index in group:
             self.controller.adopt(index, self.residency.resident(index))
 
+    def bring(self, experts: Mapping[int, Sequence[int]]) -> None:
+        """These experts, by layer index, come into the slots, whatever the pace; all others of their layers leave."""
+        self._publish([slot for index, wanted in experts.items() for slot in self.controller.keep(index, wanted)])
+        for index, wanted in experts.items():
+            self._carry_out(self.controller.seed(index, wanted))
+        self._publish(())
+
     def _seed(self) -> None:
         for index, experts in self.seeds.items():
+            self._take(0)  # budgets may have changed meanwhile
             if self._stopping:
                 return
             self._carry_out(self.controller.seed(index, experts))

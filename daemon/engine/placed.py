@@ -10,11 +10,15 @@ from daemon.messages import Allowance, ResidencySpec
 
 @dataclass(frozen=True)
 class Placed:
-    """`plan` says who has slots; the experts in them are those of the hot set `file` where one is named."""
+    """`plan` says who has slots; the experts in them are those of the hot set `file` where one is named.
+
+    `spec` is what is in force; `note` says what else was asked for and cannot be.
+    """
 
     plan: Plan
     file: str
     spec: ResidencySpec
+    note: str = ""
 
     @property
     def gated(self) -> bool:

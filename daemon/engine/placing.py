@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from daemon.engine import spare
 from daemon.engine.learnings import Keeper, Memory
@@ -12,12 +13,12 @@ from daemon.engine.mover import Mover
 from daemon.engine.placed import Placed
 from daemon.engine.residency import Experts
 from daemon.engine.residency_report import WHY_NOT
-from daemon.engine.wanted import Off, Wanted
+from daemon.engine.wanted import Off, Wanted, strange_reserves
 from daemon.hotset import placement, reserve
 from daemon.hotset.budget import MIB, Budget, parse
 from daemon.hotset.controller import Controller
 from daemon.hotset.curves import OBSERVED_TOKENS, expected, observed
-from daemon.hotset.hot_set import LayerKey
+from daemon.hotset.hot_set import HotSet, LayerKey
 from daemon.hotset.judge import Judge
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
 from daemon.hotset.refit import refit
@@ -64,7 +65,7 @@ def _place(
     found = residency.layers()
     layers = _placeable(found, wanted, names, whole)
     placer = Placer(residency, wanted, layers, devices)
-    plan = placer.place(wanted.budgets, wanted.reserves, residency.resize)
+    plan = placer.place(wanted.ranking, wanted.budgets, wanted.reserves, residency.resize)
     if not layers or not (plan.n_experts or wanted.live or any(layer.wholly for layer in layers)):
         residency.close()
         return Off(f"off: {_nothing(found, plan)}", fault=True)
@@ -88,12 +89,23 @@ class Follower:
     placer: Placer
     mover: Mover
 
-    def follow(self, spec: ResidencySpec) -> Placed:
-        """Put what is live of another [residency] into force."""
+    def follow(self, placed: Placed, spec: ResidencySpec) -> Placed:
+        """Put what is live of another [residency] into force; budgets that cannot be change nothing."""
         self.mover.controller.pace(0.0 if spec.frozen else spec.upload * MIB)
         budgets = {name: parse(text) for name, text in spec.vram.items()}
+        before = {"vram": placed.spec.vram, "reserve": placed.spec.reserve}
+        if problem := self.placer.wanted.problem(budgets):
+            note = f"{problem}; budgets stay as they were"
+            return replace(placed, spec=spec.model_copy(update=before), note=note)
+        followed = replace(placed, spec=spec, note=strange_reserves(spec.reserve, self.placer.wanted.devices))
+        if (spec.vram, spec.reserve, spec.frozen) == (placed.spec.vram, placed.spec.reserve, placed.frozen):
+            return followed
         reserves = {name: reserve.parse(text) for name, text in spec.reserve.items()}
-        return Placed(self.placer.place(budgets, reserves, self.mover.resize), self.placer.wanted.file, spec)
+        order = self.placer.wanted.order(spec.frozen)
+        plan = self.placer.place(order, budgets, reserves, self.mover.resize)
+        if spec.frozen:
+            self.mover.bring(plan.experts)
+        return replace(followed, plan=plan)
 
     def refit(self, placed: Placed, judge: Judge) -> Placed:
         """Other slots within the same budgets, where they are predicted to be clearly faster."""
@@ -128,7 +140,7 @@ class Follower:
         except ResidencyError as error:
             if error.refusal is not Status.NO_MEMORY:
                 raise
-        ranking = self.placer.wanted.ranking.largest.by_layer()
+        ranking = self.placer.wanted.followed.largest.by_layer()
         now = self.placer.residency.layers()
         experts = {layer.index: ranking.get(layer.key, [])[: now[layer.index].n_slots] for layer in self.placer.layers}
         return replace(placed, plan=replace(placed.plan, experts=experts))
@@ -167,11 +179,12 @@ class Placer:
 
     def place(
         self,
+        order: HotSet,
         budgets: Mapping[str, Budget],
         reserves: Mapping[str, Reserved],
         resize: Callable[[Sequence[int]], None],
     ) -> Plan:
-        """Give the layers of one device after another their slots, by `resize`.
+        """Give the layers of one device after another their slots, by `resize`; experts get them in this order.
 
         Raises:
             ResidencyError: refused for another reason than memory.
@@ -179,15 +192,15 @@ class Placer:
         spares = self._spares(budgets, reserves)
         experts: dict[int, Sequence[int]] = {}
         accounts = []
-        for first in self._plan(budgets, spares).devices:
+        for first in self._plan(order, budgets, spares).devices:
             own = [layer for layer in self.layers if layer.device == first.device and not layer.wholly]
-            plan, account = self._place_on(own, first.device, budgets, spares, resize)
+            plan, account = self._place_on(own, first.device, partial(self._plan, order, budgets), spares, resize)
             experts |= {layer.index: plan.experts[layer.index] for layer in own if layer.index in plan.experts}
             accounts.append(account)
         return Plan(experts, tuple(accounts))
 
-    def _plan(self, budgets: Mapping[str, Budget], spares: Mapping[str, Spare]) -> Plan:
-        return placement.plan(self.wanted.ranking, self.layers, budgets, spares)
+    def _plan(self, order: HotSet, budgets: Mapping[str, Budget], spares: Mapping[str, Spare]) -> Plan:
+        return placement.plan(order, self.layers, budgets, spares)
 
     def _spares(self, budgets: Mapping[str, Budget], reserves: Mapping[str, Reserved]) -> dict[str, Spare]:
         held: Counter[str] = Counter()
@@ -205,14 +218,14 @@ class Placer:
         self,
         layers: Sequence[ExpertLayer],
         device: str,
-        budgets: Mapping[str, Budget],
+        plan_within: Callable[[Mapping[str, Spare]], Plan],
         spares: Mapping[str, Spare],
         resize: Callable[[Sequence[int]], None],
     ) -> tuple[Plan, DevicePlan]:
         """The slots of one device; where an allocation fails, fewer until it does not."""
         limits, why = dict(spares), ""
         while True:
-            plan = self._plan(budgets, limits)
+            plan = plan_within(limits)
             account = next(one for one in plan.devices if one.device == device)
             slots = [-1] * self.residency.n_layers
             for layer in layers:

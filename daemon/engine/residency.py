@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol
@@ -30,7 +31,7 @@ _STATES = {Compute.OFF: State.OFF, Compute.COUNT: State.COUNT, Compute.ON: State
 class Follower(Protocol):
     """Changes slots; called on the mover's thread."""
 
-    def follow(self, spec: ResidencySpec) -> Placed:
+    def follow(self, placed: Placed, spec: ResidencySpec) -> Placed:
         """Put what is live of another [residency] into force."""
 
     def refit(self, placed: Placed, judge: Judge) -> Placed:
@@ -65,6 +66,7 @@ class Experts:
         self.counts = Counts(residency)
         self._selftest: tuple[SelfTestState, str] = ("none", "")
         self.gatekeeper = Gatekeeper(self)
+        self._news: deque[Callable[[], None]] = deque()
 
     @property
     def filled(self) -> bool:
@@ -86,6 +88,7 @@ class Experts:
 
     def prepare(self, width: int) -> None:
         """The next step computes a generated token for each of `width` sequences; 0: a prompt is in it."""
+        self._hear()
         wanted = _STATES[self.gatekeeper.compute(width)]
         if wanted != self._set and not self._off:
             self.compute_as(wanted)
@@ -97,7 +100,7 @@ class Experts:
         not known.
         """
         keeper, control = self.gatekeeper, self.mover.controller
-        ids = self.chosen = None if self._set is State.OFF else self.residency.step_ids(width, control.pad)
+        ids = self.chosen = None if self._off or self._set is State.OFF else self.residency.step_ids(width, control.pad)
         found = None
         if ids is not None:
             self.mover.observe(ids, width, keeper.learns)
@@ -116,6 +119,7 @@ class Experts:
     def synchronize(self) -> None:
         """Wait for the step that was begun; what waits for a boundary between steps need not wait for the next one."""
         self._synchronize()
+        self._hear()
 
     # -- what is live
 
@@ -125,12 +129,12 @@ class Experts:
 
     def _adjust(self, spec: ResidencySpec) -> None:
         old = self.placed
-        if spec == old.spec:
+        if spec == old.spec and not old.note:
             return
-        self.placed = self._follower.follow(spec)
-        self.gatekeeper.obey()
+        self.placed = self._follower.follow(old, spec)
+        self._news.append(self.gatekeeper.obey)
         if self.placed.plan.experts != old.plan.experts:
-            self.gatekeeper.restart()
+            self._news += [self.gatekeeper.refit, self.gatekeeper.restart]
 
     # -- the gate
 
@@ -169,7 +173,15 @@ class Experts:
         self.mover.post(lambda: self._refit(judge))
 
     def _refit(self, judge: Judge) -> None:
-        self.placed = self._follower.refit(self.placed, judge)
+        old = self.placed
+        self.placed = self._follower.refit(old, judge)
+        if self.placed.plan.experts != old.plan.experts:
+            self._news.append(self.gatekeeper.restart)
+
+    def _hear(self) -> None:
+        """What the mover's thread has changed is the gate's business too, which belongs to this thread."""
+        while self._news:
+            self._news.popleft()()
 
     # -- the probe
 

@@ -91,6 +91,7 @@ class Describer:
             *(f"{one.device} was asked for {one.asked}, but {one.why}" for one in accounts if one.why),
             *(f"{one.device} shares the CPU's memory" for one in accounts if one.spare and one.spare.shared),
             *(f"{n} layers' weights lie in {_LIES_IN[kind]}" for kind, n in memory.items() if kind),
+            *([placed.note] if placed.note else []),
             *([f"uploads ended early: {fault}; {_STUCK}"] if fault else []),
         ]
 

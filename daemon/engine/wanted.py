@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,24 +60,40 @@ class Off:
 class Wanted:
     """What [residency] asks for, and the model's sets of experts with the devices they belong to.
 
-    `ranking` lists experts in the order in which they get slots. Of each set, the first `known` are worth an upload at
-    the start; the others are there because slots fill with what is used. `file` is the hot set's name, if there is one.
-    `devices` are those that the model is to be on, as they were before it was loaded.
+    `hot_set` is what the file `file` says, None without one. Experts that move get slots in the order of `followed`,
+    which lists all of them; of each set, the first `known` are worth an upload at the start, the others are there
+    because slots fill with what is used. `devices` are those that the model is to be on, as they were before it was
+    loaded.
     """
 
     file: str
     spec: ResidencySpec
-    ranking: HotSet
+    hot_set: HotSet | None
+    followed: HotSet
     known: Mapping[LayerKey, int]
     budgets: Mapping[str, Budget]
     reserves: Mapping[str, Reserved]
     layers: Sequence[ExpertLayer]
     devices: Sequence[Device]
 
+    def order(self, frozen: bool) -> HotSet:
+        """Experts in the order in which they get slots; if they stay where they are, only those of the hot set."""
+        return self.hot_set if frozen and self.hot_set else self.followed
+
+    @property
+    def ranking(self) -> HotSet:
+        """The order at the start."""
+        return self.order(self.spec.frozen)
+
     @property
     def live(self) -> bool:
         """Whether experts may come to slots that are empty at first."""
         return not self.spec.frozen
+
+    def problem(self, budgets: Mapping[str, Budget]) -> str:
+        """Why these budgets cannot be, "" if they can."""
+        unknown = placement.unknown_sizes(self.hot_set or self.followed, budgets)
+        return "; ".join(filter(None, [_strange_devices(budgets, self.devices), *unknown]))
 
     def seeds(self, plan: Plan, layers: Sequence[ExpertLayer]) -> dict[int, Sequence[int]]:
         """Experts to upload at the start, by layer index."""
@@ -116,29 +132,41 @@ def prepare(spec: Load, file: GgufFile, devices: Sequence[Device], learned: Lear
         return Off("off: the model is on the CPU alone, there is no device to keep experts on", fault=explicit)
     layers = _in_memory(spec, file.facts, devices)
     try:
-        ranking, known = _ranking(wish, budgets, file, {} if wish.frozen or not learned else learned.order())
+        hot_set, followed, known = _rankings(wish, budgets, file, {} if wish.frozen or not learned else learned.order())
     except HotSetUnusable as error:
         return Off(f"off: {error.message}", fault=True)
-    names = [device.name for device in devices]
-    if strange := sorted(budgets.keys() - {*names, EVERY_DEVICE}):
-        used = ", ".join(names)
-        return Off(f"off: residency.vram names {', '.join(strange)}, but the model is on {used}", fault=True)
+    if strange := _strange_devices(budgets, devices):
+        return Off(f"off: {strange}", fault=True)
     reserves = {name: reserve.parse(text) for name, text in wish.reserve.items()}
     spares = spare.by_device(devices, budgets, reserves)
     refused = {name: given for name, given in spares.items() if given.refused}
-    plan = placement.plan(ranking, layers, budgets, refused)
+    made = Wanted(Path(wish.hot_set).name, wish, hot_set, followed, known, budgets, reserves, layers, devices)
+    plan = placement.plan(made.ranking, layers, budgets, refused)
     if not layers:
         keys = "engine.gpu_layers and engine.cpu_moe_layers"
         return Off(f"off: {keys} leave no layer both a device and experts in memory", fault=explicit)
     if not plan.n_experts and (wish.frozen or all(layer.device in refused for layer in layers)):
         return Off(f"off: {placement.no_room(plan)}", fault=any(layer.device not in refused for layer in layers))
-    return Wanted(Path(wish.hot_set).name, wish, ranking, known, budgets, reserves, layers, devices)
+    return made
 
 
-def _ranking(
+def _strange_devices(budgets: Mapping[str, Budget], devices: Sequence[Device]) -> str:
+    names = [device.name for device in devices]
+    strange = ", ".join(sorted(budgets.keys() - {*names, EVERY_DEVICE}))
+    return f"residency.vram names {strange}, but the model is on {', '.join(names)}" if strange else ""
+
+
+def strange_reserves(named: Iterable[str], devices: Sequence[Device]) -> str:
+    """A reserve for a device that is not there protects none, which must be said; the others keep theirs."""
+    names = [device.name for device in devices]
+    strange = ", ".join(sorted({*named} - {*names, EVERY_DEVICE}))
+    return f"residency.reserve names {strange}, but there is only {', '.join(names)}" if strange else ""
+
+
+def _rankings(
     wish: ResidencySpec, budgets: Mapping[str, Budget], file: GgufFile, first: Mapping[LayerKey, Sequence[int]]
-) -> tuple[HotSet, dict[LayerKey, int]]:
-    """Experts in the order in which they get slots, `first` first, and how many of each set are known to be worth it.
+) -> tuple[HotSet | None, HotSet, dict[LayerKey, int]]:
+    """The hot set; all experts, `first` first, then its; and how many of each set are known to be worth a slot.
 
     Raises:
         HotSetUnusable: lists everything that is wrong with the hot set.
@@ -147,10 +175,8 @@ def _ranking(
     hot_set = read_hot_set(Path(wish.hot_set), budgets, file) if wish.hot_set else None
     listed = hot_set.largest.by_layer() if hot_set else {}
     known = {key: len({*first.get(key, ()), *listed.get(key, ())}) for key in counts}
-    if hot_set and wish.frozen:
-        return hot_set, known
     whole = hot_sets.completed(hot_set, counts) if hot_set else hot_sets.of_all(file.fingerprint, counts)
-    return hot_sets.led(whole, first), known
+    return hot_set, hot_sets.led(whole, first), known
 
 
 def _in_memory(spec: Load, facts: ModelFacts, devices: Sequence[Device]) -> list[ExpertLayer]:

@@ -21,6 +21,8 @@ Ids = npt.NDArray[np.integer]
 Rates = npt.NDArray[np.float64]
 
 EMPTY = -1
+WIDEST_PARTIAL = 31
+"""Tokens of a step up to which experts in VRAM are used in layers that lack some: `HOTSET_WIDEST` of the patches."""
 RECENT_TOKENS = 64.0
 """Half-life of the hit rates that are shown, in tokens."""
 BURST_SECONDS = 0.5
@@ -64,6 +66,7 @@ class Controller:
         settings: Settings | None = None,
     ) -> None:
         self.settings = settings or Settings()
+        self._sizes = np.array(n_expert)[:, None]
         self._n_expert, self._bytes = list(n_expert), np.array(expert_bytes, np.int64)
         width = max(n_expert) + padded
         self.pad = width - 1
@@ -154,6 +157,11 @@ class Controller:
         found = surplus(self.heat.values, self._taken, np.array(slots))
         return [self._retire(layer, expert) for layer, expert in found]
 
+    def keep(self, layer: int, experts: Iterable[int]) -> list[tuple[int, int]]:
+        """(layer, slot) of all others in a layer, which leave."""
+        others = set(self._owner[layer]) - {EMPTY, *experts}
+        return [self._retire(layer, expert) for expert in sorted(others)]
+
     def seed(self, layer: int, experts: Sequence[int]) -> Batch:
         """Bring `experts` into the free slots of a layer, whatever the pace; those that are there stay."""
         missing = [expert for expert in experts if not self._taken[layer, expert]]
@@ -194,7 +202,10 @@ class Controller:
     def _found(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which selections are in VRAM, and which are selections at all; both like `ids`."""
         counted = ids != self.pad if self._padded else np.ones(ids.shape, bool)
-        return self._serving[self._layers.T[..., None], ids] & counted, counted
+        serving = self._serving
+        if len(ids) > WIDEST_PARTIAL:
+            serving = serving & (serving.sum(axis=1, keepdims=True) == self._sizes)
+        return serving[self._layers.T[..., None], ids] & counted, counted
 
     def _retire(self, layer: int, expert: int) -> tuple[int, int]:
         slot = self._owner[layer].index(expert)

@@ -6,7 +6,9 @@ The device is a CPU behind the RPC backend and all weights are F32: numbers may 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -455,3 +457,128 @@ def test_a_budget_that_changes_in_the_middle_of_the_probe_is_followed_at_once(
         assert not engine.experts.held
         assert engine.answer() == engine.answer()
         assert not engine.experts.mover.fault
+
+
+def layout(engine: Engine) -> list[list[int]]:
+    """What is in each slot, once nobody resizes any while it is read."""
+    while True:
+        with contextlib.suppress(hotset.ResidencyError):
+            return [engine.experts.residency.resident(layer) for layer in range(N_LAYER)]
+
+
+def test_no_budget_and_a_budget_again_need_no_new_load(server: str, model: Path, stock: dict[int, list[int]]) -> None:
+    with running(model, server, vram="50%") as engine:
+        engine.answer()
+        engine.adjust(vram="")
+        engine.turn_until(lambda: engine.status().devices[0].slots == 0)
+        status = engine.status()
+        assert status.devices[0].bytes == 0
+        assert status.state == "off"
+        assert "RPC0 was asked for nothing" in status.reason
+        assert engine.answer(11) == stock[11]
+        engine.adjust(vram="25%")
+        engine.turn_until(lambda: engine.status().devices[0].slots == N_LAYER * 4)
+        assert engine.answer(13) == stock[13]
+        engine.turn_until(lambda: engine.status().state == "on")
+
+
+HOT = {"format": 1, "sizes": [{"name": "few", "layers": [{"layer": n, "experts": [3, 1]} for n in range(N_LAYER)]}]}
+
+
+def hot_set(model: Path, tmp_path: Path) -> str:
+    path = tmp_path / "hot.json"
+    path.write_text(json.dumps(HOT | {"model": {"fingerprint": check(model).fingerprint}}), "utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("vram", "why"),
+    [
+        ({"RPC0": "25%", "Vulkan7": "50%"}, "residency.vram names Vulkan7, but the model is on RPC0"),
+        ("many", "there is no size many; its sizes are few"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_told_and_costs_nothing(
+    server: str, model: Path, tmp_path: Path, vram: Any, why: str
+) -> None:
+    path = hot_set(model, tmp_path)
+    with running(model, server, hot_set=path, vram="50%") as engine:
+        engine.answer()
+        engine.turn_until(lambda: engine.at_rest or engine.status().state == "on")
+        engine.adjust(hot_set=path, vram=vram, upload=7.0)
+        engine.turn_until(lambda: why in engine.status().reason)
+        status = engine.status()
+        assert "; budgets stay as they were" in status.reason
+        assert {layer.slots for layer in status.layers} == {N_EXPERT // 2}
+        assert all(layer.resident > 0 for layer in status.layers)
+        assert (status.state, status.devices[0].asked) == ("on", "50%")
+        assert status.upload is not None
+        assert status.upload.effective == "7 MiB/s", "the rest is in force"
+        engine.adjust(hot_set=path, vram="50%", upload=7.0)
+        engine.turn_until(lambda: why not in engine.status().reason)
+        assert not engine.experts.mover.fault
+
+
+def test_a_reserve_for_a_device_that_is_not_there_is_told(server: str, model: Path) -> None:
+    with running(model, server, vram="50%") as engine:
+        asked = Config.model_validate({"residency": {"vram": "25%", "reserve": {"Vulkan7": 100}}})
+        engine.pipe.put(Adjust(residency=residency_spec(asked)))
+        engine.turn_until(lambda: engine.status().devices[0].asked == "25%")
+        assert "residency.reserve names Vulkan7, but there is only RPC0" in engine.status().reason
+
+
+def test_what_is_no_budget_leaves_slots_as_the_gate_has_shared_them_out(server: str, model: Path) -> None:
+    with running(model, server, vram="50%") as engine:
+        engine.answer()
+        engine.turn_until(lambda: engine.at_rest)
+        engine.experts.mover.post(lambda: engine.experts.mover.resize([16, 8, 8, 0]))
+        engine.turn_until(lambda: engine.experts.slots() == [16, 8, 8, 0])
+        for change in ({"upload": 7.0}, {"gate": False}, {}):
+            wanted = spec(vram="50%", **change)
+            engine.adjust(vram="50%", **change)
+            engine.turn_until(lambda wanted=wanted: engine.experts.placed.spec == wanted)
+            assert engine.experts.slots() == [16, 8, 8, 0]
+        engine.adjust(vram="25%")
+        engine.turn_until(lambda: engine.experts.slots() == [4, 4, 4, 4])
+
+
+def test_another_budget_is_shared_out_and_measured_again_on_the_engine_s_thread(
+    server: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with timed(model, server, tmp_path, 0.002, vram="50%") as engine:
+        engine.answer()
+        engine.turn_until(lambda: engine.status().gate.state == "open")
+        keeper, threads = engine.experts.gatekeeper, []
+        for name in ("refit", "restart", "obey"):
+            act = getattr(keeper, name)
+            note = lambda act=act, name=name: (threads.append((name, threading.current_thread())), act())[1]  # noqa: E731
+            monkeypatch.setattr(keeper, name, note)
+        engine.adjust(vram="25%")
+        engine.turn_until(lambda: {"refit", "restart", "obey"} <= {name for name, _ in threads})
+        assert {thread for _, thread in threads} == {threading.current_thread()}
+
+
+def test_frozen_experts_are_those_of_the_hot_set_whatever_the_budget(server: str, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "hot.json"
+    listed = [[(3 * layer + 5 * n) % N_EXPERT for n in range(8)] for layer in range(N_LAYER)]
+    layers = [{"layer": layer, "experts": experts} for layer, experts in enumerate(listed)]
+    content = {"format": 1, "model": {"fingerprint": check(model).fingerprint}}
+    path.write_text(json.dumps(content | {"sizes": [{"name": "half", "layers": layers}]}), "utf-8")
+
+    def residents(engine: Engine) -> list[set[int]]:
+        return [set(owners) for owners in layout(engine)]
+
+    with running(model, server, hot_set=str(path), vram="25%", frozen=True) as engine:
+        for share in (0.25, 0.5, 0.125, 0.5):
+            n = round(share * N_EXPERT)
+            engine.adjust(hot_set=str(path), vram=f"{share * 100:g}%", frozen=True)
+            engine.turn_until(lambda n=n: residents(engine) == [set(experts[:n]) for experts in listed])
+            engine.answer(7)
+        engine.adjust(hot_set=str(path), vram="75%")
+        engine.turn_until(lambda: set(engine.experts.slots()) == {12})
+        for start in (7, 11, 13):
+            engine.answer(start)
+        assert any(set(experts) != found for experts, found in zip(listed, residents(engine), strict=True))
+        engine.adjust(hot_set=str(path), vram="75%", frozen=True)
+        engine.turn_until(lambda: residents(engine) == [set(experts) for experts in listed])
+        engine.turn_until(lambda: "lists no more experts" in engine.status().devices[0].why)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.hotset.controller import EMPTY, Batch, Controller, Upload, spread
+from daemon.hotset.controller import EMPTY, WIDEST_PARTIAL, Batch, Controller, Upload, spread
 from daemon.hotset.policy import Settings
 
 N_LAYER, N_EXPERT, TOP_K = 3, 8, 2
@@ -224,6 +224,26 @@ def test_settings_decide_who_is_hotter() -> None:
         eager.observe(np.array([[[expert]]]), 1)
         follow(eager)
     assert set(np.flatnonzero(eager.serving[0])) == {1}
+
+
+def test_a_layer_keeps_what_it_is_told_and_the_rest_leaves() -> None:
+    controller = made(slots=4)
+    controller.adopt(1, [5, EMPTY, 2, 7])
+    assert controller.keep(1, [7, 0]) == [(1, 2), (1, 0)]
+    assert residents(controller, 1) == {7}
+    assert controller.keep(1, [7]) == []
+    assert [one.expert for one in controller.seed(1, [7, 0]).uploads] == [0]
+
+
+def test_steps_of_many_sequences_find_only_full_layers_in_vram() -> None:
+    controller = made(slots=N_EXPERT)
+    controller.adopt(0, range(N_EXPERT))
+    controller.adopt(1, [0, 1, 2])
+    for n, hits in ((WIDEST_PARTIAL, 4), (WIDEST_PARTIAL + 1, 2)):
+        ids = np.tile(step(0, 1), (n, 1, 1))
+        assert controller.served(ids).tolist() == [[hits] * n, [6] * n]
+    controller.observe(ids, len(ids))
+    assert controller.hit_rates().tolist() == [1, 0, 0]
 
 
 def test_hit_rates_are_those_of_one_moment_whenever_another_thread_asks() -> None:

@@ -135,6 +135,17 @@ def test_switched_off_by_us_or_by_the_library_is_told_with_its_reason() -> None:
     assert (other.status().state, other.status().reason) == ("off", "off: the self-test failed")
 
 
+def test_what_was_chosen_before_residency_went_off_is_not_taken_for_news() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    experts = filled(made(residency))
+    assert experts.decoded(1, 0.01) is not None
+    residency.state = State.OFF
+    experts.status()
+    assert experts.decoded(1, 0.01) is None
+    assert experts.chosen is None
+    experts.close()
+
+
 def test_layers_without_slots_say_why_and_those_without_a_copy_are_counted() -> None:
     gone = {"n_slots": 0, "device_bytes": 0, "mode": Mode.COLD, "memory": Memory.NONE, "device": -1}
     whole = ExpertLayer(2, (3, 0), 8, MIB, "V0", wholly=True)

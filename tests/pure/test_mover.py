@@ -40,6 +40,25 @@ def done(mover: Mover) -> None:
     assert passed.wait(10)
 
 
+def test_orders_do_not_wait_until_every_seed_has_come() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    seen: list[int] = []
+    posted, stage = threading.Event(), residency.stage
+
+    def while_staging(index: int, expert: int, slot: int) -> None:
+        assert posted.wait(10)
+        stage(index, expert, slot)
+
+    residency.stage = while_staging  # type: ignore[method-assign]
+    with moving(residency, l0=[1, 2, 3], l1=[4, 5]) as mover:
+        until(lambda: mover._inbox.empty() and mover.running)
+        mover.post(lambda: seen.append(len(residency.staged)))
+        posted.set()
+        until(lambda: mover.seeded)
+    assert seen[0] in (0, 3), "before the first layer or behind it"
+    assert len(residency.staged) == 5
+
+
 CHOSEN = np.tile(np.array([4, 6], np.int32), (1, 2, 1))
 
 
