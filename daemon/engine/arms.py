@@ -30,6 +30,10 @@ class PlacementPort(Protocol):
     def settled(self) -> bool:
         """Whether residency is to be had and nothing is being uploaded, moved or resized."""
 
+    @property
+    def frozen(self) -> bool:
+        """Whether no slot may be lent, since a request that comes meanwhile must find every expert in its place."""
+
     def hold(self) -> None:
         """Leave slots and residency's state alone until `release`, as soon as possible; what is selected from now on
         is nobody's."""
@@ -73,7 +77,7 @@ class Arms:
     @property
     def fits_whole(self) -> bool:
         """Whether the slots that there are could hold all experts of a layer."""
-        return bool(choose_whole(self._slotted(self._layers()))[0])
+        return not self._placement.frozen and bool(choose_whole(self._slotted(self._layers()))[0])
 
     @property
     def layers(self) -> list[LayerFacts]:
@@ -95,10 +99,10 @@ class Arms:
         )
 
     def begin(self, whole: bool) -> None:
-        """Take the placement over; with `whole`, to give some layers slots for all of their experts."""
+        """Take the placement over; with `whole`, to give some layers slots for all of their experts if that may be."""
         self._managed, self._whole, self._grown = [], [], []
         self._former, self._maps = {}, {}
-        self._work = self._arrange(whole)
+        self._work = self._arrange(whole and not self._placement.frozen)
         self._placement.hold()
 
     def advance(self) -> bool:

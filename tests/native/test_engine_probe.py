@@ -59,6 +59,8 @@ def experts(bench: Bench) -> Iterator[Residency]:
 class Placement:
     """A placement that does not change by itself."""
 
+    frozen = False
+
     def __init__(self, bench: Bench, experts: Residency) -> None:
         self._bench, self._experts = bench, experts
         self.settled = True

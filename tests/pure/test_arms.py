@@ -114,7 +114,7 @@ class Placement:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        self.settled, self.held = True, False
+        self.settled, self.held, self.frozen = True, False, False
         self.patience = 0
         self.asked = False
         self.state = State.ON
@@ -198,6 +198,19 @@ def test_everything_comes_back() -> None:
     assert placement.held is False
     assert [library.resident(index) for index in range(12)] == former
     assert library.peak == {0: 12 * 5 * SIZE}, "never more than before"
+
+
+def test_frozen_experts_are_back_at_once_whenever_a_request_comes() -> None:
+    arms, library, placement = made(quarter())
+    former = [library.resident(index) for index in range(12)]
+    placement.frozen = True
+    assert not arms.fits_whole
+    arrange(arms)
+    assert arms.setup().whole == []
+    arms.show(Arm.EMPTY)
+    arms.end()
+    assert (placement.missing, library.staged) == ([], 0)
+    assert [library.resident(index) for index in range(12)] == former
 
 
 def test_whoever_moves_experts_may_finish_first() -> None:
