@@ -208,11 +208,7 @@ class Placer:
         for layer in self.layers:
             if not layer.wholly:
                 held[layer.device] += now[layer.index].device_bytes
-        spares = spare.by_device(self.devices(), budgets, reserves)
-        return {
-            name: one if one.n_bytes is None else replace(one, n_bytes=one.n_bytes + held[name])
-            for name, one in spares.items()
-        }
+        return spare.by_device(self.devices(), budgets, reserves, held)
 
     def _place_on(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import psutil
 
@@ -11,11 +12,16 @@ from daemon.hotset.budget import Budget
 from daemon.hotset.reserve import Memory, Pool, Ram, Reserved, Spare
 from daemon.messages import Device
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
 
 def by_device(
-    devices: Sequence[Device], budgets: Mapping[str, Budget], reserves: Mapping[str, Reserved]
+    devices: Sequence[Device],
+    budgets: Mapping[str, Budget],
+    reserves: Mapping[str, Reserved],
+    held: Mapping[str, int] = NOTHING,
 ) -> dict[str, Spare]:
-    """What each device has to spare; what slots take there already is not part of it.
+    """What each device has to spare; the bytes `held` by slots there already are part of it.
 
     This process's own limits do not matter: the memory is a driver's or an RPC server's.
     """
@@ -28,6 +34,7 @@ def by_device(
             reserve.of_device(reserves, one.name),
             facts(one),
             ram,
+            held.get(one.name, 0),
         )
         for one in devices
     }

@@ -182,14 +182,15 @@ def free(memory: Memory, ram: Ram) -> int:
     return max(0, min(counts))
 
 
-def spare(device: str, budget: Budget | None, asked: Reserved, memory: Memory, ram: Ram) -> Spare:
-    """What experts may take of a device now."""
+def spare(device: str, budget: Budget | None, asked: Reserved, memory: Memory, ram: Ram, held: int = 0) -> Spare:
+    """What experts may take of a device now; they have `held` bytes of it already, which count as free."""
     kept, shared = reserve(asked, memory), memory.shared
     if isinstance(budget, Auto) and (shared or not memory.total):
         return Spare(0, kept, SHARED if shared else UNKNOWN, refused=True, shared=shared)
     if not memory.total:
         return Spare(None, kept, "", shared=shared)
-    found = free(memory, ram)
+    found = free(memory, ram) + held
     left = max(0, found - kept.n_bytes)
-    sizes = f"{found / MIB:.0f} MiB are free, {kept.n_bytes / MIB:.0f} MiB stay so"
+    state = "are free or hold experts" if held else "are free"
+    sizes = f"{found / MIB:.0f} MiB {state}, {kept.n_bytes / MIB:.0f} MiB stay {'free' if held else 'so'}"
     return Spare(left, kept, f"{device} has {left / MIB:.0f} MiB to spare: {sizes} ({kept.why})", shared=shared)

@@ -139,6 +139,17 @@ def test_the_limit_is_explained_with_numbers() -> None:
     assert little.why == "V0 has 0 MiB to spare: 20480 MiB are free, 21504 MiB stay so (residency.reserve)"
 
 
+def test_what_experts_hold_already_is_given_only_as_far_as_the_reserve_leaves_it() -> None:
+    found = spare("V0", Bytes(30 * GIB), Bytes(21 * GIB), CARD, RAM, held=4 * GIB)
+    assert found.n_bytes == 3 * GIB
+    assert found.why == (
+        "V0 has 3072 MiB to spare: 24576 MiB are free or hold experts, 21504 MiB stay free (residency.reserve)"
+    )
+    assert spare("V0", Bytes(30 * GIB), Bytes(25 * GIB), CARD, RAM, held=4 * GIB).n_bytes == 0
+    apu = replace(CARD, integrated=True)
+    assert spare("V0", Auto(), Auto(), apu, RAM, held=4 * GIB).n_bytes == 0, "refused is refused"
+
+
 def test_a_device_that_does_not_tell_limits_numbers_by_failing_and_refuses_auto() -> None:
     silent = Memory(0, 0)
     assert spare("V0", Bytes(GIB), Auto(), silent, RAM).n_bytes is None
