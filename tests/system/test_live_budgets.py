@@ -35,7 +35,7 @@ SIZES |= {"n_expert": N_EXPERT, "n_expert_used": 4, "n_vocab": 512, "n_ctx": 409
 MIB = 1 << 20
 EXPERT_BYTES = 3 * 256 * 256 * 4
 PROMPTS = ("What the sea gives", "def main():", "Water boils at", "SELECT * FROM")
-N_PREDICT = 150
+N_PREDICT = 80
 LEAST_MARGIN = 0.01
 """Between the two likeliest tokens, in nats. The KV cache rounds to F16, so the last bit can matter, also to routers:
 stock itself gives these answers whichever of them are computed together; of other prompts it does not."""
