@@ -259,8 +259,8 @@ class Experts:
             self._off = "a device had no room for the compute buffers that a step needs with experts in VRAM"
         selftest, detail = self._selftest
         gate = self.gatekeeper.report()
-        off = self._off or (gate.reason if self.gatekeeper.closed else "")
-        report = self._describe.report(self.counts.layers(), self.placed, self.mover, off)
+        closed = gate.reason if self.gatekeeper.closed else ""
+        report = self._describe.report(self.counts.layers(), self.placed, self.mover, self._off, closed)
         return report.model_copy(
             update={
                 "uploaded_bytes": statistics.staged_bytes,

@@ -55,20 +55,22 @@ class Describer:
         self._names = names
         self._wholly: Mapping[int, ExpertLayer] = {layer.index: layer for layer in wholly}
 
-    def report(self, found: Sequence[Layer], placed: Placed, mover: Mover, off: str) -> Report:
-        """The state of this moment; `off` is why residency was switched off."""
+    def report(self, found: Sequence[Layer], placed: Placed, mover: Mover, off: str, closed: str = "") -> Report:
+        """The state of this moment; `off` is why residency was switched off, `closed` why the gate is, else ""."""
         picture = mover.picture
         layers = [self._layer(layer, picture) for layer in found]
         n_seeds = sum(map(len, mover.seeds.values()))
         n_resident = sum(layer.resident for layer in layers if layer.slots)
         filling = not (mover.seeded or mover.fault)
         n_slots = sum(layer.slots for layer in layers)
-        if not (off or n_slots or self._wholly):
-            off = placement.no_room(placed.plan)
+        off = off or ("" if n_slots or self._wholly else placement.no_room(placed.plan)) or closed
         state: Literal["off", "filling", "on"] = "off" if off else "filling" if filling else "on"
+        words = [off] if off else self._words(layers, placed, mover.fault)
+        words += [placed.note] if placed.note else []
+        words += [f"uploads ended early: {mover.fault}; {_STUCK}"] if mover.fault else []
         return Report(
             state=state,
-            reason=f"off: {off}" if off else f"{state}: {'; '.join(self._words(layers, placed, mover.fault))}",
+            reason=f"{state}: {'; '.join(words)}",
             filled=n_resident / n_seeds if filling and n_seeds else n_resident / n_slots if n_slots else 1.0,
             devices=[self._device(account, layers, found) for account in placed.plan.devices],
             layers=layers,
@@ -91,8 +93,6 @@ class Describer:
             *(f"{one.device} was asked for {one.asked}, but {one.why}" for one in accounts if one.why),
             *(f"{one.device} shares the CPU's memory" for one in accounts if one.spare and one.spare.shared),
             *(f"{n} layers' weights lie in {_LIES_IN[kind]}" for kind, n in memory.items() if kind),
-            *([placed.note] if placed.note else []),
-            *([f"uploads ended early: {fault}; {_STUCK}"] if fault else []),
         ]
 
     def _layer(self, layer: Layer, picture: Picture) -> LayerState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -13,6 +14,8 @@ from daemon.engine.mover import Mover
 from daemon.engine.placed import Placed
 from daemon.engine.residency import Experts
 from daemon.hotset.controller import Controller
+from daemon.hotset.gate import State as GateState
+from daemon.hotset.gate import Verdict
 from daemon.hotset.placement import DevicePlan, ExpertLayer, Plan
 from daemon.hotset.reserve import Reserve, Spare
 from daemon.messages import Allowance, ResidencySpec
@@ -83,12 +86,15 @@ def test_whoever_waits_for_a_mover_that_failed_is_told() -> None:
     residency = FakeResidency(layer(0), layer(1))
     experts = filled(made(residency))
     residency.refuse_resize = ResidencyError(Status.FAILED, "the device is gone")
+    experts.compute_as(State.OFF)
+    experts.gatekeeper.gate.verdict = Verdict(GateState.CLOSED, "closed: residency does not pay")
     experts.hold()
     experts.mover.post(lambda: experts.mover.resize([2, 2]))
     experts.mover._thread.join(10)
     with pytest.raises(ResidencyError, match="the device is gone"):
         assert experts.held
     assert not experts.settled
+    assert "off: closed: residency does not pay; uploads ended early: the device is gone" in experts.status().reason
 
 
 def test_what_was_switched_off_for_good_moves_no_more_whatever_is_changed() -> None:
@@ -133,6 +139,20 @@ def test_switched_off_by_us_or_by_the_library_is_told_with_its_reason() -> None:
     other = filled(made(FakeResidency(layer(0), layer(1))))
     other.switch_off("the self-test failed")
     assert (other.status().state, other.status().reason) == ("off", "off: the self-test failed")
+
+
+def test_a_gate_is_no_reason_where_there_is_nothing_to_switch_off() -> None:
+    residency = FakeResidency(layer(0), layer(1))
+    experts = filled(made(residency))
+    verdict = Verdict(GateState.CLOSED, "closed: residency does not pay")
+    experts.gatekeeper.gate.verdict = verdict
+    experts.placed = replace(experts.placed, note="there is no size many; budgets stay as they were")
+    told = "off: closed: residency does not pay; there is no size many; budgets stay as they were"
+    assert experts.status().reason == told
+    residency.resize([0, 0])
+    assert experts.status().reason.startswith("off: no expert has a slot: V0 was asked for 50%")
+    assert experts.status().reason.endswith("; there is no size many; budgets stay as they were")
+    experts.close()
 
 
 def test_what_was_chosen_before_residency_went_off_is_not_taken_for_news() -> None:
