@@ -81,17 +81,17 @@ class Loaded:
         self._stack.close()
 
     def selftest(self, proofs: Proofs | None = None) -> SelfTest | None:
-        """The comparison to make once the engine is idle; None where no expert is in a slot, or there are no cells.
+        """The comparison to make once the engine is idle; None where none can have a slot, or there are no cells.
 
         `proofs` replaces those of the cache.
         """
         experts = self.experts
-        if not isinstance(experts, Experts) or not experts.placed.plan.n_experts or self.info.n_ctx < N_CELLS:
+        if not isinstance(experts, Experts) or not experts.slots() or self.info.n_ctx < N_CELLS:
             return None
         tokens = self.vocab.tokenize(TEXT, add_special=False, parse_special=False)
         bos = self.vocab.bos if self.vocab.add_bos else None
         proofs = proofs or Proofs(locate.cache_root() / "selftests")
-        return SelfTest(self.context, experts, tokens, proofs, self._tested(experts), bos)
+        return SelfTest(self.context, experts, tokens, proofs, lambda: self._tested(experts), bos)
 
     def probe(self, store: Store[Measured] | None = None) -> Probe | None:
         """What times experts in VRAM once the engine is idle; None where none can have a slot, or there are no cells.

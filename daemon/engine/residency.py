@@ -66,6 +66,7 @@ class Experts:
         self.counts = Counts(residency)
         self._selftest: tuple[SelfTestState, str] = ("none", "")
         self.gatekeeper = Gatekeeper(self)
+        self._holds = False
         self._news: deque[Callable[[], None]] = deque()
 
     @property
@@ -179,8 +180,11 @@ class Experts:
             self._news.append(self.gatekeeper.restart)
 
     def _hear(self) -> None:
-        """What the mover's thread has changed is the gate's business too, which belongs to this thread."""
-        while self._news:
+        """What the mover's thread has changed is the gate's business too, which belongs to this thread.
+
+        Not while slots are held: it may ask for others.
+        """
+        while self._news and not self._holds:
             self._news.popleft()()
 
     # -- the probe
@@ -196,6 +200,7 @@ class Experts:
         """Leave slots and state alone until `release`; what is selected from now on is nobody's."""
         self._synchronize()
         self.stop_counting()
+        self._holds = True
         self.mover.hold()
 
     @property
@@ -212,6 +217,7 @@ class Experts:
     def release(self, missing: Sequence[Move]) -> None:
         """Look at the slots again, bring these experts back, compute as is right."""
         self._synchronize()
+        self._holds = False
         self.count_again()
         self.mover.release(missing, paused=self.gatekeeper.closed or bool(self._off))
         if not self._off:

@@ -7,7 +7,7 @@ residency off; a passed one is remembered and not repeated as long as nothing ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -57,7 +57,8 @@ class ExpertsPort(Protocol):
 class SelfTest:
     """The loop asks whether it is `pending`, lets it `step` when idle, and `interrupt`s it when a request comes.
 
-    `tokens` are what is computed. A `key` that `proofs` knows needs no test.
+    `tokens` are what is computed. `key` gives what the test depends on, slots among it, which may change meanwhile; one
+    that `proofs` knows needs no test.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class SelfTest:
         experts: ExpertsPort,
         tokens: Sequence[int],
         proofs: Proofs,
-        key: Key,
+        key: Callable[[], Key],
         bos: int | None = None,
     ) -> None:
         self._context, self._experts = context, experts
@@ -75,7 +76,8 @@ class SelfTest:
         assert n_rows(self._steps) <= N_CELLS
         self._walker: Walker | None = None
         self._stock: Logits | None = None
-        known = proofs.find(key)
+        self._tested: Key | None = None
+        known = proofs.find(key())
         self._over = known is not None
         if known is not None:
             experts.tell("passed", f"on {known.passed}, with the same build, driver, device, model and settings")
@@ -124,6 +126,7 @@ class SelfTest:
     def _begin_slots(self, stock: Logits) -> None:
         self._experts.compute_as(State.ON)
         self._experts.stop_counting()
+        self._tested = self._key()
         self._stock, self._walker = stock, Walker(self._context, self._steps)
 
     def _end_of_pass(self, walker: Walker) -> None:
@@ -142,7 +145,8 @@ class SelfTest:
             self._fail(problem)
             return
         self._finish()
-        unkept = self._proofs.add(self._key, apart.kl_mean) if self._experts.complete else "experts are missing"
+        assert self._tested is not None
+        unkept = self._proofs.add(self._tested, apart.kl_mean) if self._experts.complete else "experts are missing"
         detail = f"divergence {apart.kl_mean:.2g}"
         self._experts.tell("passed", f"{detail}; it cannot be remembered: {unkept}" if unkept else detail)
 

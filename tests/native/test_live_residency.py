@@ -23,6 +23,7 @@ from daemon.engine.loading import Loaded
 from daemon.engine.loop import Loop
 from daemon.engine.ports import IdlePort
 from daemon.engine.probe import Measured
+from daemon.engine.proofs import Proofs
 from daemon.engine.residency import Experts
 from daemon.engine.roster import Limits
 from daemon.engine.store import Store
@@ -593,3 +594,17 @@ def test_frozen_experts_serve_a_request_that_interrupts_the_probe(
         engine.loop.turn()
         assert missing == []
         assert layout(engine) == before
+
+
+def test_slots_that_come_later_are_tested_too(server: str, model: Path, tmp_path: Path) -> None:
+    with Loaded(load_command(config(model, server, {"vram": 0})), lambda _: None) as made:
+        engine = Engine(made, made.selftest(Proofs(tmp_path)))
+        made.experts.start()
+        engine.answer()
+        assert engine.status().selftest == "waiting"
+        engine.adjust(vram="50%")
+        engine.turn_until(lambda: set(engine.experts.slots()) == {8})
+        engine.answer()
+        engine.turn_until(lambda: engine.status().selftest == "passed")
+        assert "cannot be remembered" not in engine.status().selftest_detail
+        assert len(list(tmp_path.glob("*.json"))) == 1

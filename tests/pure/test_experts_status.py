@@ -97,6 +97,19 @@ def test_whoever_waits_for_a_mover_that_failed_is_told() -> None:
     assert "off: closed: residency does not pay; uploads ended early: the device is gone" in experts.status().reason
 
 
+def test_news_of_the_mover_wait_until_slots_are_given_back() -> None:
+    experts = filled(made(FakeResidency(layer(0), layer(1))))
+    heard: list[str] = []
+    experts.hold()
+    experts._news.append(lambda: heard.append("budgets have changed"))
+    experts.synchronize()
+    assert heard == []
+    experts.release(())
+    experts.synchronize()
+    assert heard == ["budgets have changed"]
+    experts.close()
+
+
 def test_what_was_switched_off_for_good_moves_no_more_whatever_is_changed() -> None:
     residency = FakeResidency(layer(0), layer(1))
     residency.owners = [[-1] * 4, [-1] * 4]

@@ -83,7 +83,8 @@ class Bench:
         self.proofs = Proofs(directory)
         if known:
             self.proofs.add(KEY, 0.0)
-        self.test = SelfTest(self.context, self.experts, [97, 98, 99], self.proofs, KEY)
+        self.key = KEY
+        self.test = SelfTest(self.context, self.experts, [97, 98, 99], self.proofs, lambda: self.key)
         self.pipe = FakePipe()
         self.loop = Loop(self.context, FakeVocab(), self.pipe, LIMITS, idle=self.test)
 
@@ -118,6 +119,15 @@ def test_the_same_numbers_pass_and_are_remembered(bench: Bench) -> None:
     assert (bench.experts.state, bench.experts.off, bench.experts.counting) == (State.ON, "", True)
     assert bench.context.cells == {}
     assert bench.proofs.find(KEY) is not None
+
+
+def test_what_is_remembered_are_the_slots_that_were_tested(bench: Bench) -> None:
+    other = KEY.model_copy(update={"settings": "other slots"})
+    bench.key = other
+    bench.turn_until_over()
+    assert bench.told[0] == "passed"
+    assert bench.proofs.find(KEY) is None
+    assert bench.proofs.find(other) is not None
 
 
 def test_a_test_of_fewer_experts_than_planned_is_not_remembered(bench: Bench) -> None:
