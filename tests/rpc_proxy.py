@@ -1,4 +1,6 @@
-"""A device that loses things: stands between llama.cpp's RPC backend and its server, and changes uploads of experts.
+"""A device that loses things, or is far away.
+
+It stands between llama.cpp's RPC backend and its server, and changes uploads of experts.
 
 Messages of the client are | command, 1 byte | size, 8 bytes | payload |; that of RPC_CMD_SET_TENSOR ends with the data,
 and begins with the tensor: shape [4] as uint32 at byte 20, strides in bytes behind it (ggml-rpc.cpp).
@@ -10,10 +12,12 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SET_TENSOR = 6
+_COMPUTE = (10, 16)  # RPC_CMD_GRAPH_COMPUTE, RPC_CMD_GRAPH_RECOMPUTE
 _SHAPE = 20
 _MOST_OVERHEAD = 1024
 
@@ -36,10 +40,13 @@ def broken(number: int, data: bytes, _before: bytes) -> bytes:
 
 
 class Proxy:
-    """`n_uploads` counts the matrices of single experts that went through; `change` may be replaced any time."""
+    """`n_uploads` counts the matrices of single experts that went through; `change` may be replaced any time.
+
+    `delay` are seconds that each graph takes longer to reach the device, as over a slow network; it may be changed too.
+    """
 
     def __init__(self, listener: socket.socket, target: int, change: Change) -> None:
-        self.change, self.n_uploads = change, 0
+        self.change, self.n_uploads, self.delay = change, 0, 0.0
         self.port = int(listener.getsockname()[1])
         self._listener, self._target = listener, target
         self._before: dict[int, bytes] = {}
@@ -73,6 +80,8 @@ class Proxy:
             head = _read(source, 9)
             command, size = struct.unpack("<BQ", head)
             payload = _read(source, size)
+            if self.delay and command in _COMPUTE:
+                time.sleep(self.delay)
             sink.sendall(head + (self._seen(payload) if command == SET_TENSOR else payload))
 
     def _seen(self, payload: bytes) -> bytes:
