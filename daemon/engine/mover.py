@@ -184,6 +184,8 @@ class Mover:
     def _seed(self) -> None:
         for index, experts in self.seeds.items():
             self._take(0)  # budgets may have changed meanwhile
+            while self.held and not self._stopping:
+                self._take(None)
             if self._stopping:
                 return
             self._carry_out(self.controller.seed(index, experts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +79,7 @@ class Following:
         self._clock = Stopwatch()
         found.mover.clock = self._clock
         found.start()
+        self._until(lambda: found.mover.seeded)
         self._rest()
 
     @property
@@ -135,9 +136,12 @@ class Following:
 
     def _rest(self) -> None:
         self._clock.stop()
-        mover = self.experts.mover
-        mover.hold()
-        while not mover.held:
+        self.experts.mover.hold()
+        self._until(lambda: self.experts.mover.held)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for the mover, which may wait for a boundary."""
+        while not done():
             self.check()
             self._context.synchronize()
             time.sleep(_POLL_SECONDS)

@@ -197,3 +197,26 @@ def test_layers_without_slots_say_why_and_those_without_a_copy_are_counted() -> 
     assert "1 layers lie there without a copy in memory" in status.reason
     assert "mapped file" in status.reason
     assert "pinned" not in status.reason, "no device reads what a layer of the CPU lies in"
+
+
+def test_a_hold_while_slots_fill_leaves_the_rest_until_it_is_over() -> None:
+    class Holding(FakeResidency):
+        def stage(self, index: int, expert: int, slot: int) -> None:
+            if not self.staged:
+                experts.mover.hold()
+            super().stage(index, expert, slot)
+
+    residency = Holding(layer(0), layer(1))
+    experts = made(residency)
+    experts.start()
+    deadline = time.monotonic() + 10
+    while not experts.mover.held:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert {index for index, _, _ in residency.staged} == {0}
+    assert sorted(residency.owners[0]) == [0, 1, 3, 7]
+    experts.mover.release((), paused=False)
+    assert filled(experts).status().filled == 1.0
+    assert sorted(residency.owners[1]) == [2, 4, 5, 6]
+    experts.close()
