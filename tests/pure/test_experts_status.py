@@ -217,6 +217,9 @@ def test_a_hold_while_slots_fill_leaves_the_rest_until_it_is_over() -> None:
     assert {index for index, _, _ in residency.staged} == {0}
     assert sorted(residency.owners[0]) == [0, 1, 3, 7]
     experts.mover.release((), paused=False)
-    assert filled(experts).status().filled == 1.0
+    while not experts.mover.seeded:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert experts.status().filled == 1.0
     assert sorted(residency.owners[1]) == [2, 4, 5, 6]
     experts.close()
