@@ -53,10 +53,12 @@ def rpc_server(library: Path, n_threads: int = 1, **environment: str) -> Iterato
     quiet = subprocess.DEVNULL
     dying = functools.partial(die_with_parent, os.getpid())
     variables = {**os.environ, **environment}
-    # A session of its own: where Ctrl-C ended it, ggml would abort whoever is waiting for its answer.
+    # A session of its own: where Ctrl-C ended it, ggml would abort whoever is waiting for its answer. SIGPIPE stays
+    # ignored, as Python has it: otherwise an answer to a client that was killed would end the server.
     with subprocess.Popen(
-        command, env=variables, stdin=quiet, stdout=quiet, stderr=quiet, preexec_fn=dying, start_new_session=True
-    ) as process:
+        command, env=variables, stdin=quiet, stdout=quiet, stderr=quiet, preexec_fn=dying, start_new_session=True,
+        restore_signals=False,
+    ) as process:  # fmt: skip
         try:
             _wait(process, port)
             yield RpcServer(process, port)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -232,6 +235,15 @@ def test_the_reasons_of_layers_are_told_in_runs() -> None:
         "layers 0-1: an adapter changes these experts; "
         "layer 3: the device cannot multiply weights of this type or shape by expert"
     )
+
+
+def test_a_client_that_is_killed_does_not_take_the_stand_in_along(library_path: Path) -> None:
+    """The kernel sends the server SIGPIPE when it answers one that is gone."""
+    with rpc_server(library_path) as server:
+        os.kill(server.process.pid, signal.SIGPIPE)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(0.5)
+        socket.create_connection(("127.0.0.1", server.port), 5).close()
 
 
 def test_a_build_without_the_server_says_so(tmp_path: Path) -> None:
