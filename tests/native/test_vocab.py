@@ -97,7 +97,7 @@ def test_any_text_round_trips_as_a_stream_of_pieces(vocab: Vocab, text: str) -> 
 
 
 @NO_EXAMPLE_RESET
-@given(text=st.text(st.characters(exclude_characters="▁\n")))
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁\n")))
 def test_any_text_round_trips_through_byte_tokens(spm: Vocab, text: str) -> None:
     stream = Utf8Stream()
     shown = "".join(stream.feed(piece) for piece in spm.pieces(plain(spm, text))) + stream.flush()
