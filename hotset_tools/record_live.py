@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
@@ -26,6 +25,7 @@ from daemon.hotset.answers import Answers
 from daemon.hotset.files import ModelId
 from daemon.messages import Recorded, Recording
 from hotset_tools.service import connect
+from hotset_tools.signals import calling
 
 METHOD = "live: the decode steps of a running hotsetd"
 SHOW_SECONDS = 10.0
@@ -278,15 +278,10 @@ def write(session: Session, out: Path, shown: Shown) -> Written:
 def heeding_signals(session: Stoppable) -> Iterator[None]:
     """The first signal to end stops the recording, the second one does not wait. One that is ignored stays so."""
 
-    def heed(_number: int, _frame: FrameType | None) -> None:
+    def heed() -> None:
         if session.stopped:
             raise KeyboardInterrupt
         session.stop()
 
-    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, heed) for number in heeded}
-    try:
+    with calling(heed, _SIGNALS):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

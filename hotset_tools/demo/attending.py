@@ -8,10 +8,10 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
 
 from daemon.errors import EXIT_FAILURE
 from daemon.native.process import die_with_parent
+from hotset_tools.signals import calling
 
 LOOK_SECONDS = 0.2
 END_SECONDS = 60.0
@@ -45,22 +45,14 @@ def _end(process: Process) -> None:
 
 @contextmanager
 def passing_on(process: Process, stopping: Callable[[], None]) -> Iterator[None]:
-    """Tell the service to stop when this process is: the second time it does not wait for what runs.
+    """Tell the service to stop when this process is: the second time it does not wait for what runs."""
 
-    A signal that is ignored stays so, as under nohup.
-    """
-
-    def pass_on(_number: int, _frame: FrameType | None) -> None:
+    def pass_on() -> None:
         stopping()
         process.terminate()
 
-    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, pass_on) for number in heeded}
-    try:
+    with calling(pass_on, _SIGNALS):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def attend(
