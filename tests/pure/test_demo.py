@@ -194,6 +194,7 @@ def test_signals_are_passed_on_unless_they_are_ignored() -> None:
     stopped: list[None] = []
     process = FakeProcess(None)
     hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         before = signal.getsignal(signal.SIGTERM)
         with attending.passing_on(cast(attending.Process, process), lambda: stopped.append(None)):
@@ -205,3 +206,4 @@ def test_signals_are_passed_on_unless_they_are_ignored() -> None:
         assert signal.getsignal(signal.SIGTERM) == before
     finally:
         signal.signal(signal.SIGHUP, hangup)
+        signal.signal(signal.SIGINT, interrupt)
