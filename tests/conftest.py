@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from daemon.native import locate
 TESTS = Path(__file__).parent
 GROUPS = {"pure", "api", "native", "system", "build", "docs"}
 CACHE = locate.cache_root()  # read before `clean_environment` hides HOTSET_CACHE from the tests
+
+
+def pytest_configure() -> None:
+    """A shell's background jobs ignore SIGINT, and so would all that tests start and signal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
