@@ -57,6 +57,10 @@ class Sampling(Message):
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
 
 
+Priority = Literal["interactive", "normal", "background"]
+"""The class of a request, the first one goes first."""
+
+
 class Submit(Message):
     """One answer to compute. `prompt` is never empty and shorter than the context; `max_tokens` >= 1 fits behind it."""
 
@@ -68,6 +72,9 @@ class Submit(Message):
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     """None: none. N >= 0: the chosen token's log probability and the N most likely ones, before samplers."""
+    priority: Priority = "normal"
+    client: str = ""
+    """Who asks; empty: nobody that is known."""
 
 
 class ResidencySpec(Message):
