@@ -22,9 +22,9 @@ from daemon.config import Config
 from daemon.errors import HotsetError, ModelUnusable
 from daemon.exchange import Exchange
 from daemon.log import set_level
-from daemon.messages import Adjust, LoadStep, Reload, ResidencySpec
+from daemon.messages import Adjust, LoadStep, Reload
 from daemon.metrics import Metrics
-from daemon.model_files import load_command, model_path, residency_spec, template_path
+from daemon.model_files import load_command, model_path, residency_spec, scheduling, template_path
 from daemon.native import cards
 from daemon.prompt.pool import TextPool, VocabInfo
 from daemon.recording import Recordings
@@ -127,18 +127,16 @@ def exchange(parts: Parts) -> Exchange:
     return Exchange(parts.supervisor, parts.admission, parts.pools, seconds)
 
 
-def reloader(
-    path: Path | None, settings: Settings, services: Services, adjust: Callable[[ResidencySpec], None]
-) -> Reloader:
+def reloader(path: Path | None, settings: Settings, services: Services, adjust: Callable[[Config], None]) -> Reloader:
     """What reads `path` again on behalf of `services`, which were built from `settings`.
 
-    `adjust` tells a running engine of another [residency]; one that starts later reads it from `services.config`.
+    `adjust` tells a running engine of what is live for it; one that starts later reads it from `services.config`.
     """
 
     def apply(new: Settings) -> None:
         """The one place where keys come into force: whoever needs another one asks `services.config` each time."""
         services.config = new.config
-        adjust(residency_spec(new.config))  # an engine that has this already, or not loaded yet, ignores it
+        adjust(new.config)  # an engine that has this already, or not loaded yet, ignores it
         services.keys.replace(new.api_keys)
         set_level(new.config.log.level)
 
@@ -152,8 +150,8 @@ def reloader(
     return Reloader(path, settings, apply=apply, report=report)
 
 
-def _adjust(supervisor: Supervisor) -> Callable[[ResidencySpec], None]:
-    return lambda spec: supervisor.send(Adjust(residency=spec))
+def _adjust(supervisor: Supervisor) -> Callable[[Config], None]:
+    return lambda new: supervisor.send(Adjust(residency=residency_spec(new), scheduling=scheduling(new)))
 
 
 @contextlib.asynccontextmanager

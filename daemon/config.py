@@ -157,6 +157,14 @@ class QueueSection(Section):
     max_waiting: int = live(64, ge=0, le=100_000)
 
 
+class SchedulingSection(Section):
+    """[scheduling]: how prompts and answers share the steps of the engine."""
+
+    target_latency: float = live(2.0, ge=1.1, le=100)
+    decode_share: float = live(0.5, ge=0.05, le=0.95)
+    park_mib: int = live(1024, ge=0, le=1_048_576)
+
+
 class TextSection(Section):
     """[text]: the pool that renders templates and tokenises."""
 
@@ -194,6 +202,7 @@ class Config(Section):
     residency: ResidencySection = ResidencySection()
     http: HttpSection = HttpSection()
     queue: QueueSection = QueueSection()
+    scheduling: SchedulingSection = SchedulingSection()
     text: TextSection = TextSection()
     log: LogSection = LogSection()
     sampling: SamplingSection = SamplingSection()

@@ -93,6 +93,14 @@ class ResidencySpec(Message):
     remember: bool = True
 
 
+class Scheduling(Message):
+    """[scheduling] of the config: how prompts and answers share the steps, and how much is parked in RAM."""
+
+    target_latency: float = 2.0
+    decode_share: float = 0.5
+    park_mib: int = 1024
+
+
 class Load(Message):
     """The first command: what to load and how. Paths are absolute; 0 and -1 mean what they mean in config.toml."""
 
@@ -113,6 +121,7 @@ class Load(Message):
     cache_type_v: str
     repack: bool
     residency: ResidencySpec = ResidencySpec()
+    scheduling: Scheduling = Scheduling()
 
 
 class Cancel(Message):
@@ -123,10 +132,11 @@ class Cancel(Message):
 
 
 class Adjust(Message):
-    """What is live of [residency] has changed; nothing else of it is looked at."""
+    """What is live of [residency] or [scheduling] has changed; nothing else of them is looked at. None: the same."""
 
     kind: Literal["adjust"] = "adjust"
-    residency: ResidencySpec
+    residency: ResidencySpec | None = None
+    scheduling: Scheduling | None = None
 
 
 class Record(Message):
@@ -184,6 +194,7 @@ class Done(Message):
     text: str = ""
     n_prompt: int
     n_cached: int
+    """Tokens of the prompt whose cells were taken from another request instead of being computed."""
     n_predicted: int
     expert_hits: int = 0
     """Selections of experts in this answer's decode steps that were in VRAM, of `expert_selections`; 0 of 0 where none
@@ -211,11 +222,15 @@ Event = Annotated[RequestEvent, Field(discriminator="kind")]
 
 
 class SlotState(Message):
-    """One sequence as `/slots` shows it."""
+    """One sequence as `/slots` shows it. One that is parked has no id (-1); its state is in RAM until it goes on.
+
+    "following": it waits for the prefix that another request computes.
+    """
 
     seq_id: int
     request: str
-    phase: Literal["prefill", "decode"]
+    phase: Literal["prefill", "decode", "following", "parked"]
+    priority: Priority = "normal"
     n_prompt: int
     n_past: int
     n_predicted: int
@@ -364,6 +379,15 @@ class Snapshot(Message):
     kv_cells: int = 0
     n_steps: int = 0
     n_preempted: int = 0
+    """How often a sequence had to give its cells back, parked or not."""
+    n_parked: int = 0
+    """How often the state of one was kept in RAM."""
+    parked_bytes: int = 0
+    """RAM that parked states take now."""
+    prompt_tokens: int = 0
+    """Tokens of prompts that were computed since the start."""
+    shared_tokens: int = 0
+    """Those that were taken from another request instead."""
     times: StepTimes | None = None
     residency: Residency | None = None
 

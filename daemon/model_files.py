@@ -7,7 +7,7 @@ from pathlib import Path
 from daemon.config import Config
 from daemon.errors import ConfigError
 from daemon.hotset import budget, reserve
-from daemon.messages import Load, ResidencySpec
+from daemon.messages import Load, ResidencySpec, Scheduling
 
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tinymoe-41m-Q4_K_M.gguf"
 
@@ -70,7 +70,13 @@ def load_command(config: Config) -> Load:
         cache_type_v=engine.cache_type_v,
         repack=engine.repack,
         residency=residency_spec(config),
+        scheduling=scheduling(config),
     )
+
+
+def scheduling(config: Config) -> Scheduling:
+    """[scheduling] as the engine is told it, at the load and when it changes."""
+    return Scheduling(**config.scheduling.model_dump())
 
 
 def residency_spec(config: Config) -> ResidencySpec:

@@ -131,14 +131,16 @@ async def residency(request: web.Request) -> web.Response:
 
 
 async def slots(request: web.Request) -> web.Response:
-    """GET /slots: one entry for each sequence; 503 with ?fail_on_no_slot=1 when none is free."""
+    """GET /slots: one entry for each sequence, and what is parked; 503 with ?fail_on_no_slot=1 when none is free."""
     services = services_of(request)
     info = loaded(services)
-    busy = {state.seq_id: state for state in services.supervisor.snapshot.slots}
+    states = services.supervisor.snapshot.slots
+    busy = {state.seq_id: state for state in states}
     items = [slot(seq_id, busy.get(seq_id), info.n_ctx) for seq_id in range(info.max_sequences)]
     if request.query.get("fail_on_no_slot") and all(item["is_processing"] for item in items):
         raise ModelLoading("No slot is free.", retry_after=1)
-    return web.json_response(items)
+    parked = [slot(-1, state, info.n_ctx) for state in states if state.phase == "parked"]
+    return web.json_response([*items, *parked])
 
 
 async def embeddings(request: web.Request) -> web.Response:

@@ -120,13 +120,15 @@ class NativeStream:
 
 
 def slot(seq_id: int, state: SlotState | None, n_ctx: int) -> dict[str, Any]:
-    """One entry of /slots; the prompt itself is never shown."""
+    """One entry of /slots; the prompt itself is never shown. What is parked has the id -1 and is not processed."""
     base: dict[str, Any] = {"id": seq_id, "n_ctx": n_ctx, "speculative": False, "is_processing": state is not None}
     if state is None:
         return base
     return base | {
+        "is_processing": state.phase != "parked",
         "request": state.request,
         "phase": state.phase,
+        "priority": state.priority,
         "n_prompt_tokens": state.n_prompt,
         "n_prompt_tokens_processed": min(state.n_past, state.n_prompt),
         "next_token": [{"has_next_token": True, "n_decoded": state.n_predicted}],

@@ -137,7 +137,7 @@ class Loop:
         """Idle work may hold what changes: it gives that back first, and begins anew."""
         if self._idle is not None:
             self._idle.interrupt()
-        if self._residency is not None:
+        if self._residency is not None and command.residency is not None:
             self._residency.adjust(command.residency)
 
     def _accept(self, submit: Submit) -> None:

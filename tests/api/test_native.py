@@ -176,8 +176,13 @@ async def test_slots(daemon: Daemon) -> None:
     assert slots[1]["next_token"][0]["n_decoded"] == 4
     assert (await daemon.get("/slots?fail_on_no_slot=1")).status == 200
     all_busy = [busy.model_copy(update={"seq_id": seq_id}) for seq_id in range(4)]
-    daemon.fakes.supervisor.snapshot = Snapshot(slots=all_busy)
+    parked = busy.model_copy(update={"seq_id": -1, "request": "p", "phase": "parked", "priority": "background"})
+    daemon.fakes.supervisor.snapshot = Snapshot(slots=[*all_busy, parked])
     assert (await daemon.get("/slots?fail_on_no_slot=1")).status == 503
+    *held, last = (await daemon.get("/slots")).json()
+    assert [slot["id"] for slot in held] == [0, 1, 2, 3]
+    told = {"id": -1, "request": "p", "phase": "parked", "priority": "background", "is_processing": False}
+    assert told.items() <= last.items()
 
 
 @pytest.mark.parametrize("prompt", [[65] * 4097, [[65] * 4097], [65, *[""] * 4096], [[65, *[""] * 4096]]])

@@ -230,3 +230,8 @@ def test_files_that_cannot_be_reached(key: str, tmp_path: Path) -> None:
         check_files(Config.model_validate({"model": model}))
     assert [path for path, _ in caught.value.problems] == [f"model.{key}"]
     assert "File name too long" in caught.value.problems[0][1]
+
+
+def test_what_is_live_of_scheduling_reaches_the_engine() -> None:
+    wanted = {"target_latency": 4.0, "decode_share": 0.25, "park_mib": 7}
+    assert load_command(Config.model_validate({"scheduling": wanted})).scheduling.model_dump() == wanted

@@ -24,6 +24,7 @@ OTHER = {
     "http.allowed_origins": ["https://box.example"],
     "residency.vram": "50%",
     "residency.reserve": 512,
+    "scheduling.target_latency": 3.0,
 }
 
 
