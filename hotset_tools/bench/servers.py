@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from daemon.errors import HotsetError
@@ -25,6 +26,14 @@ class PeerMissing(HotsetError):
     code = "peer_missing"
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One that runs: its port of loopback and the id of its first process."""
+
+    port: int
+    pid: int
+
+
 def free_port() -> int:
     """A TCP port of loopback that nobody listens on now."""
     with socket.socket() as probe:
@@ -33,8 +42,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def hotsetd(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterator[int]:
-    """The daemon on the CPU, `n_ctx` tokens for each of `n_sequences`; gives its port."""
+def hotsetd(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterator[Server]:
+    """The daemon on the CPU, `n_ctx` tokens for each of `n_sequences`."""
     port = free_port()
     environ = os.environ | {
         "HOTSET_MODEL_PATH": str(model),
@@ -45,13 +54,15 @@ def hotsetd(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterator[in
         "HOTSET_ENGINE_KV_CELLS": str(n_ctx * n_sequences),
         "HOTSET_LOG_LEVEL": "warning",
     }
-    with _running([sys.executable, "-m", "daemon"], environ, port, log, cwd=log.parent):
-        yield port
+    with _running([sys.executable, "-m", "daemon"], environ, port, log, cwd=log.parent) as server:
+        yield server
 
 
 @contextmanager
-def llama_server(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterator[int]:
-    """The peer's llama-server with the same sizes; gives its port.
+def llama_server(
+    model: Path, n_sequences: int, n_ctx: int, log: Path, *, batch: int = 2048, ubatch: int = 512
+) -> Iterator[Server]:
+    """The peer's llama-server with the same sizes; `batch` and `ubatch` are its -b and -ub.
 
     Raises:
         PeerMissing: `hotset build --peer` has not made one.
@@ -62,21 +73,22 @@ def llama_server(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterat
     port = free_port()
     command = [
         str(peer.directory / "llama-server"), "-m", str(model), "--host", "127.0.0.1", "--port", str(port),
-        "-np", str(n_sequences), "-c", str(n_ctx * n_sequences), "-ub", "512", "-dev", "none", "--jinja", "--no-webui",
+        "-np", str(n_sequences), "-c", str(n_ctx * n_sequences), "-b", str(batch), "-ub", str(ubatch), "-dev", "none",
+        "--jinja", "--no-webui",
     ]  # fmt: skip
-    with _running(command, os.environ.copy(), port, log, cwd=log.parent):
-        yield port
+    with _running(command, os.environ.copy(), port, log, cwd=log.parent) as server:
+        yield server
 
 
 @contextmanager
-def _running(command: Sequence[str], environ: dict[str, str], port: int, log: Path, cwd: Path) -> Iterator[None]:
+def _running(command: Sequence[str], environ: dict[str, str], port: int, log: Path, cwd: Path) -> Iterator[Server]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=environ, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=cwd
         )
     try:
         _wait_until_healthy(process, port, log)
-        yield
+        yield Server(port, process.pid)
     finally:
         process.terminate()
         try:

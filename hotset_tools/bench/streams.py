@@ -86,8 +86,9 @@ def run(model: Path | None, *, n_clients: int, n_tokens: int, n_rounds: int) -> 
             servers.hotsetd(path, n_clients, n_ctx, logs / "hotsetd.log") as ours,
             servers.llama_server(path, n_clients, n_ctx, logs / "llama-server.log") as peer,
         ):
-            rounds = asyncio.run(_alternate((ours, peer), n_clients, n_tokens, n_rounds))
-    return StreamsRun(path.name, n_clients, n_tokens, _arm("hotsetd", rounds[ours]), _arm("llama-server", rounds[peer]))
+            rounds = asyncio.run(_alternate((ours.port, peer.port), n_clients, n_tokens, n_rounds))
+    arms = (_arm("hotsetd", rounds[ours.port]), _arm("llama-server", rounds[peer.port]))
+    return StreamsRun(path.name, n_clients, n_tokens, *arms)
 
 
 async def _alternate(
