@@ -222,7 +222,6 @@ class Reloader:
         self._report(outcome)
         return outcome
 
-
     def _tell_load(self, result: LoadResult) -> None:
         values = {"seconds": round(result.seconds, 1), "cut_off": result.cut_off}
         if result.result == "loaded":

@@ -23,9 +23,7 @@ MoeArgument = Annotated[Path, typer.Argument(help="GGUF file with experts; the f
 TextsOption = Annotated[
     list[Path] | None, typer.Option("--prompts", help="Text file, or directory of .txt files; may be repeated.")
 ]
-TokensOption = Annotated[
-    int, typer.Option("--tokens", min=1, max=1_000_000, help="Tokens of each text that are used.")
-]
+TokensOption = Annotated[int, typer.Option("--tokens", min=1, max=1_000_000, help="Tokens of each text that are used.")]
 StandInOption = Annotated[
     str,
     typer.Option(

@@ -369,12 +369,9 @@ HARMLESS: dict[str, Callable[[MiniFile], bytes]] = {
     ).to_bytes(),
     "bytes behind the last tensor": lambda f: f.to_bytes() + bytes(1000),
     "no padding behind the last tensor": lambda f: f.to_bytes()[: -(-len(f.tensors[-1].data) % ALIGNMENT) or None],
-    "head counts per layer": lambda f: f.with_key(
-        "qwen3moe.attention.head_count_kv", array(INT32, [1, 1])
-    ).to_bytes(),
+    "head counts per layer": lambda f: f.with_key("qwen3moe.attention.head_count_kv", array(INT32, [1, 1])).to_bytes(),
     "window flags for fewer layers": lambda f: f.with_key(
         "qwen3moe.attention.sliding_window_pattern", array(BOOL, [1])
     ).to_bytes(),
 }
 """Odd files that are in order; llama.cpp loads them too."""
-

@@ -56,6 +56,10 @@ class FakeResidency:
             raise ResidencyError(Status.FAILED, "the device is gone")
         self.staged.append((index, expert, slot))
 
+    def stage_all(self, moves: Iterable[Move]) -> None:
+        for index, slot, expert in moves:
+            self.stage(index, expert, slot)
+
     def resident(self, index: int) -> list[int]:
         return list(self.owners[index])
 

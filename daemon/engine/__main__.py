@@ -71,9 +71,7 @@ def wait_for_load(pipe: Pipe) -> Load:
 
 def _serve(loaded: Loaded, pipe: Pipe) -> None:
     info = loaded.info
-    limits = Limits(
-        n_ubatch=info.n_ubatch, max_sequences=info.max_sequences, kv_cells=info.kv_cells, n_ctx=info.n_ctx
-    )
+    limits = Limits(n_ubatch=info.n_ubatch, max_sequences=info.max_sequences, kv_cells=info.kv_cells, n_ctx=info.n_ctx)
     loop = Loop(
         loaded.context,
         loaded.vocab,

@@ -219,11 +219,9 @@ class Mover:
 
     def _carry_out(self, batch: Batch) -> None:
         self._publish(batch.retired)
-        for upload in batch.uploads:
-            if self._stopping:
-                return
-            self.residency.stage(upload.layer, upload.expert, upload.slot)
-            self._landed.append(upload)
+        if batch.uploads and not self._stopping:
+            self.residency.stage_all((one.layer, one.slot, one.expert) for one in batch.uploads)
+            self._landed.extend(batch.uploads)
 
     def _publish(self, retired: Iterable[tuple[int, int]]) -> None:
         """At the next boundary the last uploads come into use and these slots' experts go back to the CPU."""

@@ -149,9 +149,7 @@ def _wanted(hot_set: HotSet, budget: Budget, layers: Sequence[ExpertLayer]) -> d
     wanted: dict[int, Sequence[int]] = {}
     for layer in layers:
         listed = ranking.get(layer.key, [])
-        wanted[layer.index] = (
-            listed[: round(budget.fraction * layer.n_expert)] if isinstance(budget, Share) else listed
-        )
+        wanted[layer.index] = listed[: round(budget.fraction * layer.n_expert)] if isinstance(budget, Share) else listed
     return wanted
 
 
@@ -165,9 +163,7 @@ def _n_asked(budget: Budget, layers: Sequence[ExpertLayer], limit: int) -> int:
     return 0
 
 
-def _within(
-    wanted: Mapping[int, Sequence[int]], layers: Sequence[ExpertLayer], limit: int
-) -> dict[int, Sequence[int]]:
+def _within(wanted: Mapping[int, Sequence[int]], layers: Sequence[ExpertLayer], limit: int) -> dict[int, Sequence[int]]:
     """The first experts of each list, in equal shares, as many as `limit` bytes hold."""
     sizes = {layer.index: layer for layer in layers}
     n_taken: defaultdict[int, int] = defaultdict(int)

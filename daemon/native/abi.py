@@ -11,7 +11,7 @@ from typing import Any
 
 from daemon.errors import HotsetError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """LLAMA_HOTSET_ABI_VERSION of the series that this code is written for."""
 
 
@@ -44,7 +44,7 @@ SIGNATURES = (
     Signature("llama_hotset_get_counts", _I32, (_PTR, _I32, _PTR, _I32)),
     Signature("llama_hotset_get_ids", _I32, (_PTR, _I32, _PTR, _I32)),
     Signature("llama_hotset_get_map", _I32, (_PTR, _I32, _PTR, _I32)),
-    Signature("llama_hotset_stage_expert", _I32, (_PTR, _I32, _I32, _I32)),
+    Signature("llama_hotset_stage_experts", _I32, (_PTR, _PTR, _I32)),
     Signature("llama_hotset_publish_moves", _I32, (_PTR, _PTR, _I32, _I32)),
     Signature("llama_hotset_resize_slots", _I32, (_PTR, _PTR, _I32)),
     Signature("llama_hotset_set_state", _I32, (_PTR, _I32)),

@@ -265,13 +265,17 @@ class Residency:
 
     def stage(self, index: int, expert: int, slot: int) -> None:
         """Upload an expert into a slot that no published expert holds, also while the context computes."""
-        self._check(self._exports.llama_hotset_stage_expert(self._pointer, index, expert, slot))
+        self.stage_all([(index, slot, expert)])
+
+    def stage_all(self, moves: Iterable[Move]) -> None:
+        """Upload all of these or none; together they take less than one by one."""
+        array = _moves(moves)
+        self._check(self._exports.llama_hotset_stage_experts(self._pointer, array, len(array)))
 
     def publish(self, moves: Iterable[Move], *, wait: bool = True) -> None:
         """Apply all moves or none at the next boundary; without `wait` a refusal is not told."""
-        listed = [_Move(*move) for move in moves]
-        array = (_Move * len(listed))(*listed)
-        self._check(self._exports.llama_hotset_publish_moves(self._pointer, array, len(listed), wait))
+        array = _moves(moves)
+        self._check(self._exports.llama_hotset_publish_moves(self._pointer, array, len(array), wait))
 
     def resize(self, slots: Sequence[int]) -> None:
         """Give every layer a new number of slots, -1: as it is; nothing changes if the device has too little memory."""
@@ -297,6 +301,11 @@ class Residency:
         if status != Status.OK:
             reason = self._exports.llama_hotset_last_error().decode(errors="replace")
             raise ResidencyError(Status(status), reason or "llama.cpp gave no reason")
+
+
+def _moves(moves: Iterable[Move]) -> ctypes.Array[_Move]:
+    listed = [_Move(*move) for move in moves]
+    return (_Move * len(listed))(*listed)
 
 
 def _ints(values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:

@@ -91,9 +91,7 @@ class Model:
     @property
     def is_recurrent_or_hybrid(self) -> bool:
         """Whether some layers keep a state that cannot be cut back to an earlier position."""
-        return bool(
-            self._lib.llama_model_is_recurrent(self.pointer) or self._lib.llama_model_is_hybrid(self.pointer)
-        )
+        return bool(self._lib.llama_model_is_recurrent(self.pointer) or self._lib.llama_model_is_hybrid(self.pointer))
 
     def suppressed_tokens(self) -> tuple[int, ...]:
         """Token ids that the model's file says must never be generated."""

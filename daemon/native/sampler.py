@@ -62,6 +62,4 @@ class Sampler:
     def _dry(self, multiplier: float, base: float, allowed: int, last_n: int, breakers: Sequence[str]) -> Any:
         encoded = [text.encode("utf-8") for text in breakers]
         array = (ctypes.c_char_p * len(encoded))(*encoded)
-        return self._lib.llama_sampler_init_dry(
-            self._vocab, multiplier, base, allowed, last_n, array, len(encoded)
-        )
+        return self._lib.llama_sampler_init_dry(self._vocab, multiplier, base, allowed, last_n, array, len(encoded))

@@ -46,8 +46,7 @@ def fill(residency: Residency, layers: Sequence[Layer], random: np.random.Genera
         free = [slot for slot, owner in enumerate(owners) if owner < 0]
         others = random.permutation(sorted(set(range(layer.n_expert)) - set(owners)))
         moves += [(layer.index, slot, int(expert)) for slot, expert in zip(free, others, strict=False)]
-    for index, slot, expert in moves:
-        residency.stage(index, expert, slot)
+    residency.stage_all(moves)
     residency.publish(moves)
 
 
@@ -93,8 +92,7 @@ class Churn:
 
     def _upload(self) -> None:
         try:
-            for index, slot, expert in self._moves:
-                self._residency.stage(index, expert, slot)
+            self._residency.stage_all(self._moves)
         except ResidencyError as error:
             self._failure = error
 

@@ -217,8 +217,9 @@ class LiveBench:
         size = _PUSH_WARM + _PUSH_STEPS
         pairs = [self._walks.steps(size, cell.n_sequences, _PUSHED + number) for number in range(n_pairs)]
         reply = self._shelf.ask(
-            arm.place, "push", pairs=pairs, warm=_PUSH_WARM, threads=arm.threads, bytes_per_second=rate
-        )
+            arm.place, "push", pairs=pairs, warm=_PUSH_WARM, threads=arm.threads, bytes_per_second=rate,
+            together=max(1, round(live.uploads / (len(live.seconds) * n_steps))),
+        )  # fmt: skip
         return UploadCost.of(reply)
 
     def _tell(

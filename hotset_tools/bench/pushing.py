@@ -13,7 +13,7 @@ from daemon.errors import HotsetError
 from daemon.hotset.policy import Pace
 from daemon.native.hotset import Residency, ResidencyError
 
-_BURST_EXPERTS = 4
+_BURSTS = 2
 """So many uploads may follow each other at once where the thread was late."""
 
 Free = tuple[int, int, tuple[int, ...]]
@@ -43,29 +43,29 @@ def one_free_slot(residency: Residency) -> Iterator[list[Free]]:
     try:
         yield free
     finally:
-        for index, slot, expert in taken:
-            residency.stage(index, expert, slot)
+        residency.stage_all(taken)
         residency.publish(taken)
 
 
 class Pusher:
-    """Uploads one expert after another into the free slots, `bytes_per_second` on average; a context manager.
+    """Uploads experts into the free slots, some `together`, `bytes_per_second` on average; a context manager.
 
     Nothing is published, so every step computes what it would without. `n_bytes` are those uploaded so far.
     """
 
-    def __init__(self, residency: Residency, free: Sequence[Free], bytes_per_second: float) -> None:
+    def __init__(self, residency: Residency, free: Sequence[Free], bytes_per_second: float, together: int = 1) -> None:
         self.n_bytes = 0
         self._residency, self._rate = residency, bytes_per_second
         self._sizes = [layer.expert_bytes for layer in residency.layers()]
-        self._most = max(self._sizes[index] for index, _, _ in free)
+        self._together = min(together, len(free))
+        self._most = self._together * max(self._sizes[index] for index, _, _ in free)
         self._next = itertools.cycle([(index, slot, itertools.cycle(experts)) for index, slot, experts in free])
         self._stop = threading.Event()
         self._fault: ResidencyError | None = None
         self._thread = threading.Thread(target=self._run, name="pusher", daemon=True)
 
     def _run(self) -> None:
-        pace = Pace(self._rate, float(_BURST_EXPERTS * self._most))
+        pace = Pace(self._rate, float(_BURSTS * self._most))
         pace.spend(pace.left)
         last = time.perf_counter()
         try:
@@ -76,10 +76,12 @@ class Pusher:
                 if pace.left < self._most:
                     self._stop.wait((self._most - pace.left) / self._rate)
                     continue
-                index, slot, experts = next(self._next)
-                self._residency.stage(index, next(experts), slot)
-                self.n_bytes += self._sizes[index]
-                pace.spend(self._sizes[index])
+                places = itertools.islice(self._next, self._together)
+                moves = [(index, slot, next(experts)) for index, slot, experts in places]
+                self._residency.stage_all(moves)
+                n_bytes = sum(self._sizes[index] for index, _, _ in moves)
+                self.n_bytes += n_bytes
+                pace.spend(n_bytes)
         except ResidencyError as error:
             self._fault = error
 

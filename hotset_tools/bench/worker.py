@@ -112,10 +112,9 @@ class Worker:
             retired += [(layer, slot, -1) for slot in changed if now[slot] >= 0]
             placed += [(layer, slot, new[slot]) for slot in changed if new[slot] >= 0]
         residency.publish(retired)
+        residency.stage_all(move for move in placed if opened.staged[move[0]].get(move[1]) != move[2])
         for layer, slot, expert in placed:
-            if opened.staged[layer].get(slot) != expert:
-                residency.stage(layer, expert, slot)
-                opened.staged[layer][slot] = expert
+            opened.staged[layer][slot] = expert
         residency.publish(placed)
         return {"seconds": time.perf_counter() - began}
 
@@ -163,11 +162,12 @@ class Worker:
         return {"seconds": seconds, "hits": hits, "misses": misses, "uploads": n_uploads, "upload_bytes": n_bytes}
 
     def push(
-        self, context: str, pairs: Sequence[Steps], warm: int, threads: int, bytes_per_second: float
+        self, context: str, pairs: Sequence[Steps], warm: int, threads: int, bytes_per_second: float, together: int = 1
     ) -> dict[str, Any]:
         """Seconds of each of `pairs`, less its first `warm` steps: with uploads that nobody reads, and without them.
 
-        Both have the same experts resident; which one is first alternates. `bytes` were uploaded in all.
+        So many experts are uploaded `together`. Both have the same experts resident; which one is first alternates.
+        `bytes` were uploaded in all.
         """
         opened = self._opened[context]
         residency = opened.slots
@@ -176,7 +176,7 @@ class Worker:
         with one_free_slot(residency) as free:
             for number, steps in enumerate(pairs):
                 for pushing in (bool(number % 2), not number % 2):
-                    pusher = Pusher(residency, free, bytes_per_second)
+                    pusher = Pusher(residency, free, bytes_per_second, together)
                     began = time.perf_counter()
                     with pusher if pushing else nullcontext():
                         seconds[pushing].append(self.decode(context, steps, warm, threads)["seconds"])

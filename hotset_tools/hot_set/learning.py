@@ -202,9 +202,7 @@ def _child(job: counting.Job, reporter: Reporter) -> counting.Counted | counting
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
         child = stack.enter_context(
-            subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, preexec_fn=dying
-            )
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, preexec_fn=dying)
         )
         stack.callback(child.kill)
         assert child.stdin is not None

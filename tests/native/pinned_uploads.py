@@ -1,7 +1,7 @@
 """A child process: experts are staged on a Vulkan device from weights that were loaded in one way or another.
 
-Arguments: a directory for the model, then settings of model.load. A JSON line for each: fences that were waited for
-while experts of 512 KiB a tensor were staged, how many tensors these were, and how far logits are from stock's then.
+Arguments: a directory for the model, then settings of model.load. A JSON line for each: what the driver was given while
+all experts, of 512 KiB a tensor, were staged together, and how far logits are from stock's then.
 `vulkan_shim.c` must be preloaded.
 """
 
@@ -31,12 +31,10 @@ def stage(path: Path, load: str) -> dict[str, Any]:
         moves = [(layer, expert, expert) for layer in range(SIZES["n_layer"]) for expert in range(N_EXPERT)]
         with Residency(bench.context.pointer, [N_EXPERT] * SIZES["n_layer"]) as hs:
             with counted(counts, "stage"):
-                for layer, slot, expert in moves:
-                    hs.stage(layer, expert, slot)
+                hs.stage_all(moves)
             hs.publish(moves)
             seen = bench.logits(TOKENS)
-    said = {"load": load, "tensors": 3 * len(moves), "fence_waits": counts["stage"]["fence_waits"]}
-    return said | {"kl": float(kl(stock, seen).max())}
+    return counts["stage"] | {"load": load, "kl": float(kl(stock, seen).max())}
 
 
 def main(directory: str, loads: list[str]) -> None:

@@ -43,9 +43,7 @@ def loaded(library_path: Path) -> Iterator[Loaded]:
 def bench(loaded: Loaded) -> Iterator[tuple[Loop, FakePipe]]:
     pipe = FakePipe()
     info = loaded.info
-    limits = Limits(
-        n_ubatch=info.n_ubatch, max_sequences=info.max_sequences, kv_cells=info.kv_cells, n_ctx=info.n_ctx
-    )
+    limits = Limits(n_ubatch=info.n_ubatch, max_sequences=info.max_sequences, kv_cells=info.kv_cells, n_ctx=info.n_ctx)
     loop = Loop(loaded.context, loaded.vocab, pipe, limits)
     yield loop, pipe
     assert loop.snapshot().slots == []

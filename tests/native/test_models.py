@@ -128,9 +128,7 @@ def test_the_embedded_model_in_three_parts_is_the_same_model(generate: Generate,
 
 
 @pytest.mark.parametrize("oddity", HARMLESS)
-def test_an_odd_but_sound_file_loads(
-    oddity: str, parts: minigguf.MiniFile, tmp_path: Path, library_path: Path
-) -> None:
+def test_an_odd_but_sound_file_loads(oddity: str, parts: minigguf.MiniFile, tmp_path: Path, library_path: Path) -> None:
     path = tmp_path / "mini.gguf"
     path.write_bytes(HARMLESS[oddity](parts))
     assert run(path).returncode == 0

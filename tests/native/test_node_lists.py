@@ -41,9 +41,7 @@ def test_the_nodes_are_those_of_the_unpatched_library(
     assert {name: digests(nodes) for name, nodes in seen.items()} == RECORDED
 
 
-def test_counting_adds_a_copy_of_the_ids_and_nothing_else(
-    paths: list[Path], library_path: Path, device: str
-) -> None:
+def test_counting_adds_a_copy_of_the_ids_and_nothing_else(paths: list[Path], library_path: Path, device: str) -> None:
     off = in_processes(device, "OFF", paths, library_path)
     counting = in_processes(device, "COUNT", paths, library_path)
     for name, nodes in counting.items():

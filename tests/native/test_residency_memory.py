@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from daemon.native.hotset import Memory, Mode, Residency, State
 from tests.minigguf import write_moe
 from tests.native.test_residency import N_EXPERT, N_LAYER, SIZES, every
-from tests.residency_bench import Bench, Logits, fill, open_bench
+from tests.residency_bench import ROOT, Bench, Logits, fill, open_bench
 
 UBATCH = 64
 WIDTHS = (1, 9, 31, UBATCH - 1, UBATCH)
@@ -89,3 +92,16 @@ def test_the_wall_time_of_steps_is_split_between_the_sides(bench: Bench) -> None
         step(bench, 8)
         assert hs.statistics().cpu_us == after.cpu_us, "upstream's path counts as the devices'"
         assert hs.statistics().device_us > after.device_us
+
+
+@pytest.mark.parametrize(("what", "n_slots"), [("take", N_EXPERT), ("give", 4)])
+def test_a_step_does_not_wait_for_the_memory_of_slots(
+    lavapipe: dict[str, str], tmp_path: Path, what: str, n_slots: int
+) -> None:
+    """The driver holds it back until the steps are over: whoever waited for it would wait for ever."""
+    command = [sys.executable, "-m", "tests.native.held_memory", str(tmp_path), what]
+    result = subprocess.run(
+        command, cwd=ROOT, env=os.environ | lavapipe, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert int(result.stdout.splitlines()[-1]) == n_slots

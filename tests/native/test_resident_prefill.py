@@ -61,9 +61,12 @@ def test_a_small_graph_is_one_submission(seen: dict[str, Any]) -> None:
 
 
 def test_large_copies_take_the_queue_for_transfers(seen: dict[str, Any]) -> None:
-    """Three tensors of experts a layer are copied for a prompt, each on the other queue; a step copies little."""
+    """Three tensors of experts a layer are copied for a prompt, each on the other queue; a step copies little.
+
+    What computes waits for all but the first, which the host waits for before there is anything to compute.
+    """
     counts = seen["stock"]["counts"]
-    assert counts["prompt"]["semaphore_waits"] == 3 * N_LAYER
+    assert counts["prompt"]["semaphore_waits"] == 3 * N_LAYER - 1
     assert counts["steps"]["semaphore_waits"] == 0
 
 

@@ -5,8 +5,10 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <vulkan/vulkan.h>
 
 static struct { unsigned long submissions, semaphore_waits, fence_waits, held_back, fills; } counted;
@@ -28,6 +30,37 @@ static pthread_mutex_t submitting = PTHREAD_MUTEX_INITIALIZER; // two queues of 
 // something that was recorded was not submitted, buffers that the device was told to fill
 void shim_counts(unsigned long out[5]) {
     memcpy(out, &counted, sizeof(counted));
+}
+
+static PFN_vkAllocateMemory real_allocate;
+static PFN_vkFreeMemory real_free;
+static atomic_int held_kind, n_held; // what waits: 1 for taking memory, 2 for giving it back; and how many do
+
+void shim_hold_memory(int kind) {
+    held_kind = kind;
+}
+
+int shim_n_held(void) {
+    return n_held;
+}
+
+static void wait_while_held(int kind) {
+    n_held++;
+    while (held_kind == kind) {
+        usleep(500);
+    }
+    n_held--;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL allocate(
+        VkDevice device, const VkMemoryAllocateInfo * info, const VkAllocationCallbacks * allocator, VkDeviceMemory * out) {
+    wait_while_held(1);
+    return real_allocate(device, info, allocator, out);
+}
+
+static VKAPI_ATTR void VKAPI_CALL give_back(VkDevice device, VkDeviceMemory memory, const VkAllocationCallbacks * allocator) {
+    wait_while_held(2);
+    real_free(device, memory, allocator);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL submit(VkQueue queue, uint32_t n, const VkSubmitInfo * infos, VkFence fence) {
@@ -115,6 +148,8 @@ static PFN_vkVoidFunction replaced(const char * name, PFN_vkVoidFunction real) {
     REPLACE("vkEndCommandBuffer", real_end, end)
     REPLACE("vkGetSemaphoreCounterValue", real_look, look)
     REPLACE("vkCmdFillBuffer", real_fill, fill)
+    REPLACE("vkAllocateMemory", real_allocate, allocate)
+    REPLACE("vkFreeMemory", real_free, give_back)
     if (is_set("HOTSET_SHIM_KEEP_BUFFERS", "1")) {
         REPLACE("vkDestroyBuffer", real_destroy_buffer, keep_buffer)
     }

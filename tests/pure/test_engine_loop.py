@@ -130,9 +130,7 @@ def test_cancel_of_a_waiting_or_unknown_request() -> None:
     assert bench.pipe.events("nobody") == []
 
 
-@pytest.mark.parametrize(
-    ("prompt", "n"), [([], 1), ([101], 0), ([101] * 128, 1), ([101, 512], 1), ([-1], 1)], ids=str
-)
+@pytest.mark.parametrize(("prompt", "n"), [([], 1), ([101], 0), ([101] * 128, 1), ([101, 512], 1), ([-1], 1)], ids=str)
 def test_what_cannot_be_computed_fails_at_once(prompt: list[int], n: int) -> None:
     bench = Bench(n_ctx=128)
     bench.run(submit("bad", prompt, n), submit("good", [101], 2))

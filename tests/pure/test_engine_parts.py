@@ -62,9 +62,7 @@ def test_text_out_ends_an_unfinished_character_and_may_still_find_a_stop() -> No
     assert out.stop_word == "\ufffd"
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 500), st.booleans()), min_size=1, max_size=12), st.integers(12, 256)
-)
+@given(st.lists(st.tuples(st.integers(1, 500), st.booleans()), min_size=1, max_size=12), st.integers(12, 256))
 def test_a_step_never_exceeds_its_budget_and_decode_always_goes(seqs: list[tuple[int, bool]], budget: int) -> None:
     work = [Work(i, 1 if decoding else n, decoding) for i, (n, decoding) in enumerate(seqs)]
     plan = plan_step(work, budget)

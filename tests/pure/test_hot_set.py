@@ -310,9 +310,7 @@ def test_sizes_that_are_not_there_are_named() -> None:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[HotSet, list[ExpertLayer]]:
     n_layer = draw(st.integers(1, 6))
-    lists = [
-        draw(st.lists(st.integers(0, N_EXPERT - 1), unique=True, max_size=N_EXPERT)) for _ in range(n_layer)
-    ]
+    lists = [draw(st.lists(st.integers(0, N_EXPERT - 1), unique=True, max_size=N_EXPERT)) for _ in range(n_layer)]
     entries = [{"layer": i + 1, "experts": experts} for i, experts in enumerate(lists)]
     devices = draw(st.lists(st.sampled_from("AB"), min_size=n_layer, max_size=n_layer))
     sizes = draw(st.lists(st.integers(1, 5 * MIB), min_size=n_layer, max_size=n_layer))
@@ -354,9 +352,7 @@ def test_more_memory_never_takes_an_expert_away(case: tuple[HotSet, list[ExpertL
 
 
 @given(cases(), st.integers(0, 60))
-def test_a_layer_is_ahead_of_another_by_one_expert_at_most(
-    case: tuple[HotSet, list[ExpertLayer]], mib: int
-) -> None:
+def test_a_layer_is_ahead_of_another_by_one_expert_at_most(case: tuple[HotSet, list[ExpertLayer]], mib: int) -> None:
     hot, layers = case
     plan, ranking = made(hot, layers, mib), hot.sizes[0].by_layer()
     for device in "AB":

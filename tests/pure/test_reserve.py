@@ -131,9 +131,7 @@ def test_an_explicit_budget_on_shared_memory_ends_at_gtt_and_at_ram() -> None:
 def test_the_limit_is_explained_with_numbers() -> None:
     found = spare("V0", Bytes(30 * GIB), Auto(), replace(CARD, display="connected"), RAM)
     assert found.n_bytes == 17 * GIB
-    assert found.why == (
-        "V0 has 17408 MiB to spare: 20480 MiB are free, 3072 MiB stay so (for the display on it)"
-    )
+    assert found.why == ("V0 has 17408 MiB to spare: 20480 MiB are free, 3072 MiB stay so (for the display on it)")
     little = spare("V0", Bytes(30 * GIB), Bytes(21 * GIB), CARD, RAM)
     assert (little.n_bytes, little.refused) == (0, False)
     assert little.why == "V0 has 0 MiB to spare: 20480 MiB are free, 21504 MiB stay so (residency.reserve)"
