@@ -1,26 +1,28 @@
-"""Who runs and who waits: a bounded queue in front of the engine, and one ticket for each answer."""
+"""Who runs and who waits: a bounded queue in front of the engine, and one ticket for each answer.
+
+The order is that of `daemon.fair_queue`. An answer starts when `daemon.places` has a place for it. What the engine has
+parked counts as running.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import bisect
 import math
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
 from daemon.errors import EngineFailed, HotsetError, ModelLoading, QueueFull
-from daemon.messages import Cancel, Done, Failed, RequestEvent, Submit, Tokens
-
-_SMOOTHING = 0.2
-"""Weight of the newest request in the running mean of their durations."""
-
-Again = Callable[[], Awaitable[Submit]]
-"""Makes a Submit anew for the engine and the vocabulary that are there now; raises a HotsetError where it cannot be."""
+from daemon.fair_queue import CLASSES, Entry, FairQueue
+from daemon.messages import Cancel, Done, Failed, Priority, RequestEvent, Submit, Tokens
+from daemon.places import Places
+from daemon.queue_limits import Limits, Refusal, refusal
+from daemon.service_times import ServiceTimes
+from daemon.ticket import Again, Ticket
 
 log = structlog.get_logger("hotset.admission")
 
@@ -42,90 +44,39 @@ class EnginePort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionStatistics:
-    """How full it is."""
+    """How full it is; `waiting_in` has the number of each class."""
 
     running: int
     waiting: int
     max_waiting: int
+    waiting_in: dict[Priority, int]
 
 
-class Ticket:
-    """One answer on its way: iterate over it for any number of `Tokens`, then one `Done` or `Failed`.
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One that waits; `position` from 0, `seconds` since it came."""
 
-    Belongs to the event loop; one reader.
-    """
-
-    def __init__(self, submit: Submit, admission: Admission, client: str, again: Again | None) -> None:
-        self.submit = submit
-        self.client = client
-        self.again = again
-        self.arrived = admission.now()
-        self.load = admission.load
-        self.number = 0
-        self.started: float | None = None
-        self.over = False
-        self._admission = admission
-        self._events: deque[RequestEvent] = deque()
-        self._wake: asyncio.Future[None] | None = None
-        self._read_all = False
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.submit.id
-
-    @property
-    def position(self) -> int | None:
-        """0-based place in the queue; None once it runs or is over."""
-        return self._admission.position(self)
-
-    def cancel(self) -> None:
-        """Give up, wherever it is; what has not been read is dropped and the iteration ends. Idempotent."""
-        self._events.clear()
-        self._read_all = True
-        self._wake_reader()
-        self._admission.withdraw(self)
-
-    def push(self, event: RequestEvent) -> None:
-        """Add an event for the reader (admission only)."""
-        if not self._read_all:
-            self._events.append(event)
-            self._wake_reader()
-
-    def __aiter__(self) -> Ticket:
-        return self
-
-    async def __anext__(self) -> RequestEvent:
-        while not self._events:
-            if self._read_all:
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        event = self._events.popleft()
-        self._read_all = not isinstance(event, Tokens)
-        return event
-
-    def waiting_events(self) -> int:
-        """Events that could be read without waiting."""
-        return len(self._events)
-
-    def _wake_reader(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    id: str
+    position: int
+    priority: Priority
+    client: str
+    seconds: float
 
 
 class Admission:
-    """First come, first served; at most `capacity` answers run, at most `max_waiting` wait."""
+    """Decides who goes to the engine, and when. `limits` tells those that are in force now."""
 
     def __init__(
-        self, engine: EnginePort, max_waiting: Callable[[], int], clock: Callable[[], float] = time.monotonic
+        self, engine: EnginePort, limits: Callable[[], Limits], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._engine, self._max_waiting, self._clock = engine, max_waiting, clock
-        self._waiting: deque[Ticket] = deque()
+        self._engine, self._limits, self._clock = engine, limits, clock
+        self._queue: FairQueue[Ticket] = FairQueue()
         self._anew: dict[Ticket, asyncio.Task[None]] = {}
         self._running: dict[str, Ticket] = {}
+        self._live: dict[str, Ticket] = {}
+        self._newest: dict[tuple[str, str], Ticket] = {}
+        self._places, self._times = Places(), ServiceTimes()
         self._n_tickets = 0
-        self._mean_seconds = 0.0
         self._closing = self._held = False
         self.load = 0
         """Which load the requests are made for that are submitted now."""
@@ -133,55 +84,50 @@ class Admission:
         self._idle.set()
         self._none_runs.set()
 
-    def submit(self, submit: Submit, *, client: str = "", again: Again | None = None) -> Ticket:
-        """Run it, or let it wait. `again` makes it anew when another load takes the place of the one it was made for.
+    def submit(self, submit: Submit, *, again: Again | None = None, replaces: str = "") -> Ticket:
+        """Run it, or let it wait.
+
+        `again` makes it anew when another load takes the place of the one it was made for. A `replaces` that is not
+        empty ends the one of the same client that was submitted with the same text before, if that is not over.
 
         Raises:
             ModelLoading: no engine is ready to take it or to be waited for, or the service is about to stop.
-            QueueFull: as many wait as may.
+            QueueFull, ClientQueueFull: as many wait as may.
         """
         if self._closing or not (self._engine.capacity or self._held):
             raise ModelLoading("The model is not ready.", retry_after=self._engine.retry_after)
-        if len(self._waiting) >= self._max_waiting() and not self._has_room():
-            raise QueueFull("Too many requests are waiting.", retry_after=self._seconds_of_queue())
-        ticket = Ticket(submit, self, client, again)
-        self._n_tickets += 1
-        ticket.number = self._n_tickets
-        self._waiting.append(ticket)
-        self._idle.clear()
+        ticket = self._new_ticket(submit, again, replaces)
+        older = self._newest.get((submit.client, replaces)) if replaces else None
+        self._queue.push(self._entry(ticket))
         self._pump()
+        if ticket in self._queue and (why := self._refusal(ticket, older)) is not None:
+            error = self._queue_full(why)
+            self._queue.remove(ticket)
+            raise error
+        self._idle.clear()
+        self._live[ticket.id] = ticket
+        if replaces:
+            self._newest[submit.client, replaces] = ticket
+        if older is not None:
+            log.debug("a newer request takes its place", id=older.id, newer=ticket.id)
+            self._give_up(older)
         return ticket
-
-    def now(self) -> float:
-        """Seconds of its clock."""
-        return self._clock()
 
     def cancel(self, request_id: str) -> bool:
         """Cancel by id on behalf of someone else than its reader, who gets a `Done`; False: no such request."""
-        if request_id in self._running:
-            self._engine.send(Cancel(id=request_id))
-            return True
-        for ticket in (*self._anew, *self._waiting):
-            if ticket.id == request_id:
-                self._forget(ticket)
-                return True
-        return False
+        ticket = self._live.get(request_id)
+        if ticket is not None:
+            self._give_up(ticket)
+        return ticket is not None
 
     def withdraw(self, ticket: Ticket) -> None:
         """Its reader is gone: forget it if it waits, tell the engine if it runs."""
-        if ticket.over:
-            return
-        if self._running.get(ticket.id) is ticket:
-            if self._engine.capacity:
-                self._engine.send(Cancel(id=ticket.id))
-        else:
-            self._forget(ticket)
+        if not ticket.over:
+            self._give_up(ticket)
 
     def position(self, ticket: Ticket) -> int | None:
         """0-based place in the queue; None once it runs or is over."""
-        if ticket in self._anew:
-            return 0
-        return self._waiting.index(ticket) if ticket in self._waiting else None
+        return 0 if ticket in self._anew else self._queue.position(ticket)
 
     @property
     def closing(self) -> bool:
@@ -190,7 +136,21 @@ class Admission:
 
     def statistics(self) -> AdmissionStatistics:
         """A picture of this moment."""
-        return AdmissionStatistics(len(self._running), len(self._anew) + len(self._waiting), self._max_waiting())
+        anew = Counter(ticket.submit.priority for ticket in self._anew)
+        waiting = {priority: self._queue.count(priority) + anew[priority] for priority in CLASSES}
+        return AdmissionStatistics(len(self._running), sum(waiting.values()), self._limits().max_waiting, waiting)
+
+    def waiting(self) -> list[Waiting]:
+        """All that wait, those that are next first."""
+        now = self._clock()
+        return [
+            Waiting(one.id, place, one.submit.priority, one.submit.client, now - one.arrived)
+            for place, one in enumerate((*self._anew, *self._queue.order()))
+        ]
+
+    def refresh(self) -> None:
+        """Limits may be others now: start what they let start. One that is lower ends nothing."""
+        self._pump()
 
     # -- called while one load takes the place of another
 
@@ -229,6 +189,7 @@ class Admission:
         lost, self._running = list(self._running.values()), {}
         self._none_runs.set()
         for ticket in lost:
+            self._places.leave(ticket.submit, ticket.cost)
             self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message=why))
 
     def engine_unlikely(self, why: str) -> None:
@@ -246,7 +207,9 @@ class Admission:
         del self._running[event.id]
         if not self._running:
             self._none_runs.set()
-        self._learn(ticket)
+        if isinstance(event, Done):
+            self._times.learn(event)
+        self._places.leave(ticket.submit, ticket.cost)
         self._end(ticket, event)
         self._pump()
 
@@ -260,88 +223,130 @@ class Admission:
         except TimeoutError:
             self.engine_lost("The service is stopping.")
 
-    # -- inside
+    # -- who waits
+
+    def _new_ticket(self, submit: Submit, again: Again | None, replaces: str) -> Ticket:
+        ticket = Ticket(submit, self, again, replaces)
+        self._n_tickets += 1
+        ticket.number, ticket.load, ticket.arrived = self._n_tickets, self.load, self._clock()
+        ticket.cost = self._cost(submit)
+        return ticket
+
+    def _cost(self, submit: Submit) -> int:
+        """Tokens: those of the prompt, and as many of the answer as answers have these days."""
+        return len(submit.prompt) + self._times.tokens(submit.max_tokens)
+
+    def _entry(self, ticket: Ticket) -> Entry[Ticket]:
+        return Entry(ticket, ticket.submit.priority, ticket.submit.client, ticket.cost, ticket.number)
+
+    def _refusal(self, ticket: Ticket, older: Ticket | None) -> Refusal | None:
+        """Why it may not wait; it is in the queue, and `older` leaves that for it.
+
+        What is made anew has its place, and does not count.
+        """
+        more = 1 + (older is not None and older in self._queue)
+        return refusal(
+            ticket.submit,
+            self._limits(),
+            waiting=len(self._queue) - more,
+            background=self._queue.count("background") - 1,
+            of_client=self._queue.count_of(ticket.submit.client) - more,
+        )
+
+    def _queue_full(self, why: Refusal) -> QueueFull:
+        """With the whole seconds until there is likely to be room."""
+        now, ahead, n_seen = self._clock(), list[Submit](), 0
+        for ticket in self._queue.order():
+            ahead.append(ticket.submit)
+            n_seen += why.counts(ticket.submit)
+            if n_seen == why.n_starts:
+                break
+        running = [(one.submit, now - (one.started or now)) for one in self._running.values()]
+        seconds = self._times.until_start(running, ahead, max(1, self._engine.capacity))
+        engine = 0 if self._engine.capacity else self._engine.retry_after
+        return why.error(why.message, retry_after=max(1, math.ceil(engine + seconds)))
+
+    def _give_up(self, ticket: Ticket) -> None:
+        """Wherever it is; its reader gets a `Done`."""
+        if self._running.get(ticket.id) is not ticket:
+            self._forget(ticket)
+        elif self._engine.capacity:
+            self._engine.send(Cancel(id=ticket.id))
+
+    def _forget(self, ticket: Ticket) -> None:
+        """One that waits."""
+        if task := self._anew.pop(ticket, None):
+            task.cancel()
+            self._places.leave(ticket.submit, ticket.cost)
+        else:
+            self._queue.remove(ticket)
+        self._end(ticket, ticket.cancelled())
+        self._pump()
 
     def _fail_waiting(self, why: str) -> None:
         anew, self._anew = self._anew, {}
-        waiting, self._waiting = list(self._waiting), deque()
-        for task in anew.values():
+        for ticket, task in anew.items():
             task.cancel()
+            self._places.leave(ticket.submit, ticket.cost)
+        waiting = self._queue.order()
+        for ticket in waiting:
+            self._queue.remove(ticket)
         for ticket in (*anew, *waiting):
             self._end(ticket, Failed(id=ticket.id, code=EngineFailed.code, message=why))
 
-    def _has_room(self) -> bool:
-        return not self._waiting and self._has_place()
-
-    def _has_place(self) -> bool:
-        """One that is made anew has its place already: it starts before those that came later."""
-        return not self._held and len(self._running) + len(self._anew) < self._engine.capacity
+    # -- who runs
 
     def _pump(self) -> None:
-        while self._waiting and self._has_place():
-            ticket = self._waiting.popleft()
-            if ticket.load != self.load:
+        while not self._held and not self._places.all_taken(self._engine.capacity):
+            ticket = self._queue.pop(self._may_start)
+            if ticket is None:
+                return
+            self._places.take(ticket.submit, ticket.cost)
+            if ticket.load == self.load:
+                self._start(ticket)
+            else:
                 self._anew[ticket] = asyncio.create_task(self._make_anew(ticket), name="request made anew")
-                continue
-            ticket.started = self._clock()
-            self._running[ticket.id] = ticket
-            self._none_runs.clear()
-            self._engine.send(ticket.submit)
+
+    def _may_start(self, entry: Entry[Ticket], due: bool) -> bool:
+        return self._places.may_start(entry, due, self._engine.capacity, self._limits())
+
+    def _start(self, ticket: Ticket) -> None:
+        ticket.started = self._clock()
+        self._running[ticket.id] = ticket
+        self._none_runs.clear()
+        self._engine.send(ticket.submit)
 
     async def _make_anew(self, ticket: Ticket) -> None:
-        """Then it is first in line again; one that cannot be made ends with the reason."""
+        """It has its place meanwhile, and is first in line again; one that cannot be made ends with the reason."""
         failed = None
         try:
             if ticket.again is None:
                 raise EngineFailed("The model was replaced while the request waited.")
-            ticket.submit = await ticket.again()
-            ticket.load = self.load
+            submit = await ticket.again()
         except HotsetError as error:
             failed = Failed(id=ticket.id, code=error.code, message=error.message)
         except Exception:
             log.exception("a request could not be made anew", id=ticket.id)
             failed = Failed(id=ticket.id, code=EngineFailed.code, message="The server failed while reading it again.")
         del self._anew[ticket]
+        self._places.leave(ticket.submit, ticket.cost)
         if failed is not None:
             self._end(ticket, failed)
         else:
-            bisect.insort(self._waiting, ticket, key=lambda one: one.number)
+            self._line_up_again(ticket, submit)
         self._pump()
 
-    def _forget(self, ticket: Ticket) -> None:
-        """One that waits."""
-        if task := self._anew.pop(ticket, None):
-            task.cancel()
-        elif ticket in self._waiting:
-            self._waiting.remove(ticket)
-        else:
-            return
-        self._end(ticket, _cancelled(ticket.id))
-        self._pump()
+    def _line_up_again(self, ticket: Ticket, submit: Submit) -> None:
+        credit = ticket.cost
+        ticket.submit, ticket.load, ticket.cost = submit, self.load, self._cost(submit)
+        self._queue.give_back(self._entry(ticket), credit)
 
     def _end(self, ticket: Ticket, event: RequestEvent) -> None:
         ticket.over = True
+        del self._live[ticket.id]
+        key = ticket.submit.client, ticket.replaces
+        if self._newest.get(key) is ticket:
+            del self._newest[key]
         ticket.push(event)
-        if not self._running and not self._waiting and not self._anew:
+        if not self._live:
             self._idle.set()
-
-    def _learn(self, ticket: Ticket) -> None:
-        seconds = self._clock() - (ticket.started or ticket.arrived)
-        self._mean_seconds += _SMOOTHING * (seconds - self._mean_seconds) if self._mean_seconds else seconds
-
-    def _seconds_of_queue(self) -> int:
-        """When a place in the queue is likely to be free: one of those that run has to end."""
-        return max(1, math.ceil(self._mean_seconds / max(1, self._engine.capacity)))
-
-
-def _cancelled(request_id: str) -> Done:
-    return Done(
-        id=request_id,
-        finish_reason="cancelled",
-        n_prompt=0,
-        n_cached=0,
-        n_predicted=0,
-        wait_ms=0,
-        prompt_ms=0,
-        predicted_ms=0,
-    )

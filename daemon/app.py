@@ -110,7 +110,7 @@ def build(settings: Settings) -> Parts:
         restarted=metrics.engine_restarted,
         counts=metrics.experts,
     )
-    admission = Admission(supervisor, lambda: services.config.queue.max_waiting)
+    admission = Admission(supervisor, lambda: services.config.queue)
     supervisor.listener = admission
     recordings = supervisor.recordings = Recordings(supervisor)
     pools = Pools(config)
@@ -138,6 +138,7 @@ def reloader(path: Path | None, settings: Settings, services: Services, adjust: 
         services.config = new.config
         adjust(new.config)  # an engine that has this already, or not loaded yet, ignores it
         services.keys.replace(new.api_keys)
+        services.admission.refresh()
         set_level(new.config.log.level)
 
     def report(outcome: Reload) -> None:

@@ -8,13 +8,14 @@ import tomllib
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from daemon.errors import ConfigError
 from daemon.hotset import budget, reserve
+from daemon.messages import Priority
 
 ENV_PREFIX = "HOTSET_"
 PATH_KEYS = ("model.path", "model.chat_template", "residency.hot_set", "http.keys_file")
@@ -131,7 +132,8 @@ class HttpSection(Section):
     @field_validator("keys")
     @classmethod
     def _usable_keys(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        if any(len(key) < 8 or not key.isascii() or any(c.isspace() for c in key) for key in keys):
+        bare = [split_key(key)[1] for key in keys]
+        if any(len(key) < 8 or not key.isascii() or any(c.isspace() for c in key) for key in bare):
             raise ValueError("a key needs at least 8 printable ASCII characters and no spaces")
         return keys
 
@@ -152,9 +154,12 @@ class HttpSection(Section):
 
 
 class QueueSection(Section):
-    """[queue]: how many requests may wait."""
+    """[queue]: how many requests may wait, and what one client may have at once."""
 
     max_waiting: int = live(64, ge=0, le=100_000)
+    client_waiting: int = live(0, ge=0, le=100_000)
+    client_running: int = live(0, ge=0, le=1000)
+    client_tokens: int = live(0, ge=0, le=1_000_000_000)
 
 
 class SchedulingSection(Section):
@@ -298,6 +303,13 @@ def api_keys(config: Config) -> tuple[str, ...]:
         # Without this an emptied file would open a service on the network to everybody.
         raise ConfigError([("http.keys_file", "the file holds no key")])
     return config.http.keys + extra
+
+
+def split_key(text: str) -> tuple[Priority | None, str]:
+    """A key of `http.keys` without the class that may stand before it, as in "background:KEY", and that class."""
+    first, _, key = text.partition(":")
+    priority = next((one for one in get_args(Priority) if one == first), None)
+    return (priority, key) if priority else (None, text)
 
 
 def is_loopback(host: str) -> bool:

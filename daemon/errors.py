@@ -104,6 +104,12 @@ class QueueFull(HotsetError):
     type = "rate_limit_error"
 
 
+class ClientQueueFull(QueueFull):
+    """As many requests of one client wait as may, although the queue has room for others (429)."""
+
+    code = "client_queue_full"
+
+
 class NotImplementedHere(HotsetError):
     """An endpoint that the loaded model or this daemon cannot serve (501)."""
 

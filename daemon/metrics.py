@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 
 from daemon import expert_metrics
 from daemon.config import Config
-from daemon.messages import Card, Done, ModelInfo, Residency, Snapshot
+from daemon.fair_queue import CLASSES
+from daemon.messages import Card, Done, ModelInfo, Priority, Residency, Snapshot
 
 # A gauge beside every counter, for a format that is not served here.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -72,7 +73,15 @@ class Metrics:
         self._between = _histogram(
             registry, "inter_token_latency_seconds", "Between two tokens of one answer.", _STEP_SECONDS
         )
-        self._queue = _histogram(registry, "queue_seconds", "From queueing to the first prompt chunk.", _SECONDS)
+        self._queue = Histogram(
+            "hotset_queue_seconds",
+            "From queueing to the first prompt chunk.",
+            ["class"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        for priority in CLASSES:
+            self._queue.labels(priority)
         self._prefill = _histogram(registry, "prefill_seconds", "Reading the prompt.", _SECONDS)
         self._decode = _histogram(registry, "decode_seconds", "Generating.", _SECONDS)
         self._prompt = _histogram(registry, "request_prompt_tokens", "Tokens of one answer's prompt.", _TOKENS)
@@ -89,12 +98,12 @@ class Metrics:
             self._between.observe(seconds / count)
             self._generated.inc(count)
 
-    def answered(self, done: Done, queue_seconds: float, n_seen: int) -> None:
-        """An answer is complete (or was cancelled inside the engine), of which `n_seen` tokens have been told."""
+    def answered(self, done: Done, priority: Priority, queue_seconds: float, n_seen: int) -> None:
+        """An answer is complete (or was cancelled), of which `n_seen` tokens have been told."""
         self._prompt_tokens.labels("computed").inc(done.n_prompt - done.n_cached)
         self._prompt_tokens.labels("live").inc(done.n_cached)
         self._generated.inc(max(0, done.n_predicted - n_seen))
-        self._queue.observe(queue_seconds)
+        self._queue.labels(priority).observe(queue_seconds)
         self._prefill.observe(done.prompt_ms / 1000)
         self._decode.observe(done.predicted_ms / 1000)
         self._prompt.observe(done.n_prompt)
@@ -141,7 +150,7 @@ class View:
 
     version: str
     running: int
-    waiting: int
+    waiting: Mapping[Priority, int]
     ready: bool
     snapshot: Snapshot
     info: ModelInfo | None
@@ -165,7 +174,8 @@ class _Gauges(Collector):
         view = self._view()
         yield GaugeMetricFamily("hotset_running", "Answers that the engine works on.", value=view.running)
         waiting = GaugeMetricFamily("hotset_waiting", "Answers in the queue.", labels=["class"])
-        waiting.add_metric(["normal"], view.waiting)
+        for priority in CLASSES:
+            waiting.add_metric([priority], view.waiting.get(priority, 0))
         yield waiting
         yield GaugeMetricFamily("hotset_ready", "1 when the engine takes requests.", value=int(view.ready))
         cells = GaugeMetricFamily("hotset_kv_cells", "KV cells, one a token.", labels=["state"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from daemon.admission import Waiting
 from daemon.api.guard import KeyRing
 from daemon.api.services import EngineState, Services
 from daemon.config import Config, api_keys
@@ -21,6 +23,7 @@ from daemon.messages import (
     Gate,
     HeatSummary,
     ModelInfo,
+    Priority,
     Residency,
     Snapshot,
     Submit,
@@ -159,6 +162,10 @@ class FakeTicket:
         """Push the Done."""
         self.push(done(self.submit, **changes))
 
+    @property
+    def begun(self) -> bool:
+        return self.position is None
+
     def cancel(self) -> None:
         self.cancelled.set()
         self._events.put_nowait(None)
@@ -193,6 +200,7 @@ class FakeStatistics:
     running: int
     waiting: int
     max_waiting: int
+    waiting_in: dict[Priority, int]
 
 
 class FakeAdmission:
@@ -205,20 +213,22 @@ class FakeAdmission:
         self.closing = False
         self.position: int | None = None
         self.submits: list[Submit] = []
-        self.clients: list[str] = []
+        self.replaced: list[str] = []
+        self.queue: list[Waiting] = []
+        self.n_refreshed = 0
         self.agains: list[Callable[[], Awaitable[Submit]] | None] = []
         self.tickets: list[FakeTicket] = []
         self.asked_to_cancel: list[str] = []
         self._signal = Signal()
 
     def submit(
-        self, submit: Submit, *, client: str = "", again: Callable[[], Awaitable[Submit]] | None = None
+        self, submit: Submit, *, again: Callable[[], Awaitable[Submit]] | None = None, replaces: str = ""
     ) -> FakeTicket:
         if self.error is not None and len(self.submits) >= self.error_after:
             raise self.error
         ticket = FakeTicket(submit, self.script(submit), self.position)
         self.submits.append(submit)
-        self.clients.append(client)
+        self.replaced.append(replaces)
         self.agains.append(again)
         self.tickets.append(ticket)
         self._signal.notify()
@@ -233,8 +243,15 @@ class FakeAdmission:
 
     def statistics(self) -> FakeStatistics:
         live = [ticket for ticket in self.tickets if not ticket.over]
-        waiting = sum(ticket.position is not None for ticket in live)
-        return FakeStatistics(running=len(live) - waiting, waiting=waiting, max_waiting=64)
+        waits = Counter(ticket.submit.priority for ticket in live if ticket.position is not None)
+        n = waits.total()
+        return FakeStatistics(running=len(live) - n, waiting=n, max_waiting=64, waiting_in=dict(waits))
+
+    def waiting(self) -> list[Waiting]:
+        return self.queue
+
+    def refresh(self) -> None:
+        self.n_refreshed += 1
 
     async def make_anew(self, index: int = 0) -> Submit:
         """What becomes of a Submit when another model is served before it has started."""

@@ -43,7 +43,7 @@ class Answer:
         """Where it is, or where it was given up."""
         if self.first is not None:
             return "decode"
-        return "queued" if self.ticket.position is not None else "prefill"
+        return "prefill" if self.ticket.begun else "queued"
 
     async def follow(self, sink: Callable[[Answer, Tokens], Awaitable[None]]) -> Done:
         """Hand every Tokens to `sink`; return the Done. Leaving early cancels the ticket.
@@ -88,7 +88,8 @@ class Answer:
         self.done = done
         if done.finish_reason == "cancelled":
             self._metrics.cancelled(self.stage)
-        self._metrics.answered(done, self.queue_ms / 1000, self.n_tokens)
+        priority = self.planned.submit.priority
+        self._metrics.answered(done, priority, self.queue_ms / 1000, self.n_tokens)
 
     @property
     def queue_ms(self) -> float:
@@ -115,6 +116,7 @@ class Answer:
             "expert_hit_rate": hit_rate(done),
             "max_tokens_clamped": self.planned.clamped,
             "cancelled": done.finish_reason == "cancelled",
+            "priority": self.planned.submit.priority,
         }
 
 

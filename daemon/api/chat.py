@@ -17,6 +17,7 @@ from daemon.api.sampling import names_tokens, read_sampling
 from daemon.api.schema import ChatFields, ChatRequest
 from daemon.api.services import TextPool
 from daemon.api.shapes import ChatStream, Head, chat_body
+from daemon.api.standing import wanted_by_chat
 from daemon.errors import BadRequest, Unsupported
 from daemon.messages import ModelInfo
 from daemon.prompt.pool import TEMPLATE_KWARGS, ChatPrompt
@@ -26,11 +27,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a chat, whole or as a stream."""
     services = services_of(request)
     body, data = await read_body(request, ChatRequest)
-    check_model(body.model, services)
+    alias = check_model(body.model, services)
     refuse_fields(data)
     chat = chat_prompt(body, data)
     logprobs = _logprobs(body)
     record = current_record()
+    standing = record.standing(wanted_by_chat(request, body, alias))
     head = Head(record.id, "chat.completion.chunk" if body.stream else "chat.completion")
 
     async def read(pool: TextPool, info: ModelInfo) -> Read:
@@ -39,10 +41,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
     def planned(read: Read, info: ModelInfo) -> list[Planned]:
         head.name_model(served_name(services), info.build)
-        return plan(record.id, read.sources, body, read.sampling, info, param="messages", n=body.n, logprobs=logprobs)
+        return plan(
+            record.id, read.sources, body, read.sampling, info, standing, param="messages", n=body.n, logprobs=logprobs
+        )
 
     draft = Draft(services, read, planned, names_tokens=names_tokens(body.logit_bias))
-    answers = await submit(draft, services, record.client)
+    answers = await submit(draft, services)
     if body.stream:
         return await deliver_stream(request, answers, ChatStream(head, body.stream_options.include_usage), services)
     return await deliver_whole(request, answers, lambda collected: chat_body(head, collected))

@@ -18,6 +18,7 @@ from daemon.api.sampling import names_tokens, read_sampling
 from daemon.api.schema import CompletionRequest
 from daemon.api.services import TextPool
 from daemon.api.shapes import CompletionStream, Head, completion_body
+from daemon.api.standing import wanted_by_completion
 from daemon.errors import BadRequest
 from daemon.messages import ModelInfo
 
@@ -26,10 +27,12 @@ async def completions(request: web.Request) -> web.StreamResponse:
     """Continue one or more prompts, whole or as a stream."""
     services = services_of(request)
     body, data = await read_body(request, CompletionRequest)
-    check_model(body.model, services)
+    alias = check_model(body.model, services)
     refuse_fields(data)
     _refuse_combinations(body)
     record = current_record()
+    single = body.n == len(_prompts(body)) == 1
+    standing = record.standing(*wanted_by_completion(request, body, alias, single=single))
     head = Head(record.id, "text_completion")
 
     async def read(pool: TextPool, info: ModelInfo) -> Read:
@@ -39,11 +42,19 @@ async def completions(request: web.Request) -> web.StreamResponse:
     def planned(read: Read, info: ModelInfo) -> list[Planned]:
         head.name_model(served_name(services), info.build)
         return plan(
-            record.id, read.sources, body, read.sampling, info, param="prompt", n=body.n, logprobs=body.logprobs
+            record.id,
+            read.sources,
+            body,
+            read.sampling,
+            info,
+            standing,
+            param="prompt",
+            n=body.n,
+            logprobs=body.logprobs,
         )
 
     ids = names_tokens(body.logit_bias) or any(isinstance(prompt, list) for prompt in _prompts(body))
-    answers = await submit(Draft(services, read, planned, names_tokens=ids), services, record.client)
+    answers = await submit(Draft(services, read, planned, names_tokens=ids), services)
     if body.stream:
         shape = CompletionStream(head, body.stream_options.include_usage, echo=body.echo)
         return await deliver_stream(request, answers, shape, services)

@@ -15,7 +15,7 @@ from daemon.api.errors import error_object
 from daemon.api.outlet import Outlet, StreamShape, merge
 from daemon.api.record import RequestRecord, current_record
 from daemon.api.services import Services
-from daemon.api.sse import EventStream, event
+from daemon.api.sse import PING, EventStream, event
 from daemon.errors import HotsetError
 from daemon.messages import Done, Submit, Tokens
 
@@ -33,7 +33,7 @@ class Collected:
         self.tokens = merge([*parts, Tokens(id=done.id, tokens=[], text=done.text)])
 
 
-async def submit(draft: Draft, services: Services, client: str) -> list[Answer]:
+async def submit(draft: Draft, services: Services) -> list[Answer]:
     """Queue all answers, or none.
 
     Raises:
@@ -52,7 +52,7 @@ async def submit(draft: Draft, services: Services, client: str) -> list[Answer]:
     try:
         # Nothing may be awaited between the two: the tokens are those of the model that is served now.
         for index, item in enumerate(await draft.planned()):
-            ticket = services.admission.submit(item.submit, client=client, again=again(index))
+            ticket = services.admission.submit(item.submit, again=again(index), replaces=item.replaces)
             answers.append(Answer(index, item, ticket, services.metrics))
     except HotsetError:
         for answer in answers:
@@ -109,6 +109,9 @@ async def _stream_answers(
         await outlet.end(answer, done)
 
     await outlet.open(answers)
+    stream.comment = lambda: _comment(answers)
+    if _place(answers) is not None:
+        await stream.send(stream.comment())
     try:
         await follow_all(answers, outlet.put, ended)
     except HotsetError as error:
@@ -121,6 +124,17 @@ async def _stream_answers(
     else:
         await stream.caught_up()
         await stream.send(shape.closing(answers))
+
+
+def _place(answers: list[Answer]) -> int | None:
+    """0-based place in the queue of the one that is next; None where none waits."""
+    return min((place for answer in answers if (place := answer.ticket.position) is not None), default=None)
+
+
+def _comment(answers: list[Answer]) -> bytes:
+    """For people: the first place is 1."""
+    place = _place(answers)
+    return PING if place is None else f": queued, position {place + 1}\n\n".encode()
 
 
 async def _fail(stream: EventStream, record: RequestRecord, error: HotsetError) -> None:

@@ -7,11 +7,15 @@ import hmac
 import ipaddress
 import socket
 from collections.abc import Iterable
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from multidict import CIMultiDictProxy
 
+from daemon.config import split_key
 from daemon.errors import BadRequest, Forbidden, Unauthorized
+from daemon.fair_queue import CLASSES
+from daemon.messages import Priority
 
 
 def check_host(values: list[str], extra: Iterable[str], hostname: str | None = None) -> None:
@@ -74,29 +78,42 @@ def _matches(scheme: str, rest: str, entry: str) -> bool:
     return urlsplit(f"//{entry_rest}").netloc == entry_rest and ":" not in entry_rest and host_name(rest) == entry_rest
 
 
+class Key(NamedTuple):
+    """A key that was sent: the first characters of its digest, and its class, where it has one."""
+
+    name: str
+    priority: Priority | None
+
+
 class KeyRing:
-    """The keys that clients may send, as digests; none: no key is asked for."""
+    """The keys that clients may send, as digests, with their classes; none: no key is asked for."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self.replace(keys)
 
     def replace(self, keys: Iterable[str]) -> None:
-        """From now on only these are good."""
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        """From now on only these are good; of a key that is there with several classes the lowest counts."""
+        found: dict[bytes, Priority | None] = {}
+        for text in keys:
+            priority, key = split_key(text)
+            digest = hashlib.sha256(key.encode()).digest()
+            given = [one for one in (priority, found.get(digest)) if one is not None]
+            found[digest] = max(given, key=CLASSES.index, default=None)
+        self._classes = found
 
-    def check(self, headers: CIMultiDictProxy[str]) -> str | None:
-        """The first characters of the digest of the key that was sent; None when no key is asked for.
+    def check(self, headers: CIMultiDictProxy[str]) -> Key | None:
+        """The key that was sent; None when no key is asked for.
 
         Raises:
             Unauthorized: none, or a wrong one.
         """
-        if not self._digests:
+        if not self._classes:
             return None
         for sent in _sent_keys(headers):
             digest = hashlib.sha256(sent.encode("utf-8", "surrogateescape")).digest()
-            matches = [hmac.compare_digest(digest, known) for known in self._digests]
+            matches = [hmac.compare_digest(digest, known) for known in self._classes]
             if any(matches):
-                return digest.hex()[:12]
+                return Key(digest.hex()[:12], self._classes[digest])
         raise Unauthorized("A valid key is needed: Authorization: Bearer KEY, or x-api-key: KEY.")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from typing import Any
 
@@ -10,13 +12,14 @@ from aiohttp import web
 from daemon.api.context import services_of
 from daemon.api.errors import error_object
 from daemon.api.names import RETRY_AFTER, check_model, loaded, loading_message, served_name, state_of, vocabulary
-from daemon.api.native_shapes import sampling_settings, slot
+from daemon.api.native_shapes import sampling_settings, slot, waiting
 from daemon.api.services import Services
 from daemon.errors import ModelLoading, NotImplementedHere
 from daemon.messages import Card, Sampling
 from daemon.metrics import CONTENT_TYPE, View
 
 STARTED = int(time.time())
+_SECRET = secrets.token_bytes(32)
 
 
 def model_item(services: Services) -> dict[str, Any]:
@@ -131,7 +134,10 @@ async def residency(request: web.Request) -> web.Response:
 
 
 async def slots(request: web.Request) -> web.Response:
-    """GET /slots: one entry for each sequence, and what is parked; 503 with ?fail_on_no_slot=1 when none is free."""
+    """GET /slots: one entry for each sequence, then what is parked, then what waits, the next one first.
+
+    503 with ?fail_on_no_slot=1 when no sequence is free.
+    """
     services = services_of(request)
     info = loaded(services)
     states = services.supervisor.snapshot.slots
@@ -140,7 +146,13 @@ async def slots(request: web.Request) -> web.Response:
     if request.query.get("fail_on_no_slot") and all(item["is_processing"] for item in items):
         raise ModelLoading("No slot is free.", retry_after=1)
     parked = [slot(-1, state, info.n_ctx) for state in states if state.phase == "parked"]
-    return web.json_response([*items, *parked])
+    queue = [waiting(item, info.n_ctx, _shown(item.client)) for item in services.admission.waiting()]
+    return web.json_response([*items, *parked, *queue])
+
+
+def _shown(client: str) -> str:
+    """Tells clients apart without naming them: another one in each run of the service."""
+    return hashlib.blake2b(client.encode(), key=_SECRET, digest_size=6).hexdigest()
 
 
 async def embeddings(request: web.Request) -> web.Response:
@@ -160,7 +172,7 @@ def view(services: Services) -> View:
     return View(
         version=services.version,
         running=queue.running,
-        waiting=queue.waiting,
+        waiting=queue.waiting_in,
         ready=supervisor.state == "ready",
         snapshot=supervisor.snapshot,
         info=supervisor.info,

@@ -21,7 +21,9 @@ from daemon.errors import HotsetError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ENDPOINTS: web.AppKey[dict[str, str]] = web.AppKey("endpoints", dict)
 PUBLIC = frozenset({"/health"})
-REJECTIONS = frozenset({"queue_full", "model_loading", "invalid_api_key", "forbidden", "payload_too_large"})
+REJECTIONS = frozenset(
+    {"queue_full", "client_queue_full", "model_loading", "invalid_api_key", "forbidden", "payload_too_large"}
+)
 _TOKENS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
 
 log = structlog.get_logger("hotset.request")
@@ -76,8 +78,9 @@ async def check_callers(request: web.Request, handler: Handler) -> web.StreamRes
         if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
             return _preflight(request)
     if _endpoint(request) not in PUBLIC:
-        key = services.keys.check(request.headers)
-        current_record().client = _client(request, key)
+        key, record = services.keys.check(request.headers), current_record()
+        record.client = _client(request, key and key.name)
+        record.ceiling = key and key.priority
     if request.headers.get("Expect", "100-continue").lower() != "100-continue":
         raise web.HTTPExpectationFailed
     if request.content_length is not None and request.content_length > request.client_max_size:

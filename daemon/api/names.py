@@ -6,10 +6,10 @@ from pathlib import Path
 
 from daemon.api.services import Services
 from daemon.errors import ModelLoading, ModelNotFound
-from daemon.messages import ModelInfo
+from daemon.fair_queue import CLASSES
+from daemon.messages import ModelInfo, Priority
 from daemon.prompt.pool import VocabInfo
 
-CLASSES = ("interactive", "normal", "background")
 RETRY_AFTER = 5
 
 
@@ -27,18 +27,19 @@ def accepted_names(services: Services) -> set[str]:
     return names - {""}
 
 
-def check_model(name: str | None, services: Services) -> None:
-    """Accept no name, one of `accepted_names`, or one of them with ":" and a class.
+def check_model(name: str | None, services: Services) -> Priority | None:
+    """Accept no name, one of `accepted_names`, or one of them with ":" and a class, which is returned.
 
     Raises:
         ModelNotFound: any other.
     """
-    if not name:
-        return
-    base, colon, suffix = name.rpartition(":")
     names = accepted_names(services)
-    if name in names or (colon and suffix in CLASSES and base in names):
-        return
+    if not name or name in names:
+        return None
+    base, _, suffix = name.rpartition(":")
+    for priority in CLASSES:
+        if suffix == priority and base in names:
+            return priority
     raise ModelNotFound(f"This server has one model, {served_name(services)}.", param="model")
 
 

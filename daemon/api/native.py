@@ -26,6 +26,7 @@ from daemon.api.schema import (
     TokenizeRequest,
 )
 from daemon.api.services import TextPool
+from daemon.api.standing import wanted_by_completion
 from daemon.errors import BadRequest, ContextLengthExceeded
 from daemon.messages import ModelInfo
 
@@ -37,9 +38,10 @@ async def completion(request: web.Request) -> web.StreamResponse:
     """POST /completion: several prompts give a list of answers."""
     services = services_of(request)
     body, data = await read_body(request, NativeRequest)
-    check_model(body.model, services)
+    alias = check_model(body.model, services)
     refuse_fields(data)
     record = current_record()
+    standing = record.standing(*wanted_by_completion(request, body, alias, single=not _is_several(body)))
     logprobs = body.n_probs if body.n_probs > 0 else None
     settings = Settings(stream=body.stream, n_probs=body.n_probs)
 
@@ -50,10 +52,10 @@ async def completion(request: web.Request) -> web.StreamResponse:
 
     def planned(read: Read, info: ModelInfo) -> list[Planned]:
         settings.model, settings.n_ctx = served_name(services), info.n_ctx
-        return plan(record.id, read.sources, body, read.sampling, info, param="prompt", logprobs=logprobs)
+        return plan(record.id, read.sources, body, read.sampling, info, standing, param="prompt", logprobs=logprobs)
 
     draft = Draft(services, read, planned, names_tokens=names_tokens(body.logit_bias) or _has_ids(body.prompt))
-    answers = await submit(draft, services, record.client)
+    answers = await submit(draft, services)
     if body.stream:
         return await deliver_stream(request, answers, NativeStream(settings), services)
     single = len(answers) == 1 and not _is_several(body)

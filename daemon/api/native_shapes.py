@@ -10,6 +10,7 @@ from typing import Any
 from daemon.api.answer import Answer
 from daemon.api.delivery import Collected
 from daemon.api.logprobs import entry
+from daemon.api.services import Waiting
 from daemon.api.sse import event
 from daemon.messages import Done, Sampling, SlotState, Submit, Tokens
 
@@ -132,4 +133,20 @@ def slot(seq_id: int, state: SlotState | None, n_ctx: int) -> dict[str, Any]:
         "n_prompt_tokens": state.n_prompt,
         "n_prompt_tokens_processed": min(state.n_past, state.n_prompt),
         "next_token": [{"has_next_token": True, "n_decoded": state.n_predicted}],
+    }
+
+
+def waiting(item: Waiting, n_ctx: int, client: str) -> dict[str, Any]:
+    """One that waits, as an entry behind those of /slots; `client` stands for who asks, the first place is 1."""
+    return {
+        "id": -1,
+        "n_ctx": n_ctx,
+        "speculative": False,
+        "is_processing": False,
+        "request": item.id,
+        "phase": "waiting",
+        "position": item.position + 1,
+        "class": item.priority,
+        "client": client,
+        "age_seconds": round(item.seconds, 3),
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from daemon.api.sampling import derive_seed
 from daemon.api.schema import GenerationFields
+from daemon.api.standing import Standing
 from daemon.errors import BadRequest, ContextLengthExceeded
 from daemon.messages import ModelInfo, Sampling, Submit
 
@@ -21,6 +22,8 @@ class Planned:
     clamped: int | None
     text: str
     """The prompt's text, for echo; empty where nobody asks for it."""
+    replaces: str
+    """As in `Admission.submit`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ def plan(
     fields: GenerationFields,
     sampling: Sampling,
     info: ModelInfo,
+    standing: Standing,
     *,
     param: str,
     n: int = 1,
@@ -63,8 +67,10 @@ def plan(
                 sampling=sampling.model_copy(update={"seed": derive_seed(sampling.seed, index)}),
                 stop=fields.stops,
                 logprobs=logprobs,
+                priority=standing.priority,
+                client=standing.client,
             )
-            planned.append(Planned(submit, prompt_index, clamped, source.text))
+            planned.append(Planned(submit, prompt_index, clamped, source.text, standing.replaces))
     return planned
 
 

@@ -8,6 +8,8 @@ from time import monotonic
 from typing import Any
 
 from daemon.api.answer import Answer
+from daemon.api.standing import Standing, decide
+from daemon.messages import Priority
 
 
 @dataclass
@@ -17,6 +19,10 @@ class RequestRecord:
     id: str
     started: float
     client: str = ""
+    ceiling: Priority | None = None
+    """The class of the key, where it has one."""
+    priority: Priority | None = None
+    """The class of the request, once it is known."""
     outcome: str | None = None
     code: str | None = None
     n_prompt: int = 0
@@ -35,11 +41,18 @@ class RequestRecord:
         if timings["ttft_ms"] is not None:
             self.ttft_ms = min(self.ttft_ms or timings["ttft_ms"], timings["ttft_ms"])
 
+    def standing(self, wanted: Priority | None, replaces: str = "") -> Standing:
+        """Who asks, once it is known which class the request wants."""
+        standing = decide(self.client, wanted, self.ceiling, replaces)
+        self.priority = standing.priority
+        return standing
+
     def fields(self) -> dict[str, Any]:
         """For the log line; what is unknown is left out."""
         values = {
             "id": self.id,
             "client": self.client or None,
+            "priority": self.priority,
             "code": self.code,
             "n_prompt": self.n_prompt or None,
             "n_cached": self.n_cached or None,

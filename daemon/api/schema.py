@@ -21,6 +21,7 @@ ItemT = TypeVar("ItemT")
 Many = Annotated[list[ItemT], Field(fail_fast=True)]
 """A list that is read up to its first fault: each fault costs microseconds and a kilobyte, and a body has room for
 millions."""
+ServiceTier = Literal["auto", "default", "flex", "priority", "scale"]
 LogitBias = dict[str, float] | Many[Many[int | float | str | bool]]
 Tokens = Many[int]
 
@@ -97,6 +98,8 @@ class GenerationFields(SamplingFields):
 
     model: str | None = Field(None, max_length=512)
     stream: bool = False
+    service_tier: ServiceTier | None = Field(None, description="flex: background, priority: interactive.")
+    prompt_cache_key: str | None = Field(None, max_length=1024)
     stop: str | Many[str] | None = Field(None, description=f"At most {MAX_STOPS}, none of them empty.")
     max_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS, description="-1: all that fits.")
     max_completion_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS)

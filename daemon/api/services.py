@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from daemon.api.guard import KeyRing
 from daemon.config import Config
-from daemon.messages import Card, Done, Failed, ModelInfo, Reload, Residency, Snapshot, Submit, Tokens
+from daemon.messages import Card, Done, Failed, ModelInfo, Priority, Reload, Residency, Snapshot, Submit, Tokens
 from daemon.metrics import Metrics
 from daemon.prompt.pool import ChatPrompt, Prompt, VocabInfo
 
@@ -25,6 +25,10 @@ class Ticket(Protocol):
     @property
     def position(self) -> int | None:
         """Place in the queue from 0; None once it runs."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the engine has got it, also once it is over."""
 
     def cancel(self) -> None:
         """Give it up, at any stage; may be called again."""
@@ -44,17 +48,42 @@ class Queueing(Protocol):
     @property
     def max_waiting(self) -> int: ...
 
+    @property
+    def waiting_in(self) -> Mapping[Priority, int]:
+        """How many wait in each class."""
+
+
+class Waiting(Protocol):
+    """One that waits; `position` from 0, `seconds` since it came."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def priority(self) -> Priority: ...
+
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def seconds(self) -> float: ...
+
 
 class Admission(Protocol):
     """The bounded queue before the engine."""
 
     def submit(
-        self, submit: Submit, *, client: str = "", again: Callable[[], Awaitable[Submit]] | None = None
+        self, submit: Submit, *, again: Callable[[], Awaitable[Submit]] | None = None, replaces: str = ""
     ) -> Ticket:
         """Queue one answer; `again` makes it anew for another model that is served before it has started.
 
+        A `replaces` that is not empty ends the one of the same client that was submitted with it before.
+
         Raises:
-            QueueFull: no room.
+            QueueFull: no room, for anybody or for this client.
             ModelLoading: no engine to wait for.
         """
 
@@ -67,6 +96,12 @@ class Admission(Protocol):
 
     def statistics(self) -> Queueing:
         """One immutable view."""
+
+    def waiting(self) -> Sequence[Waiting]:
+        """All that wait, those that are next first."""
+
+    def refresh(self) -> None:
+        """Limits may be others now."""
 
 
 class TextPool(Protocol):

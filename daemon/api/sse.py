@@ -45,6 +45,8 @@ class EventStream:
         self._written = self._loop.time()
         self._pinger: asyncio.Task[None] | None = None
         self._waiter: asyncio.Task[None] | None = None
+        self.comment: Callable[[], bytes] = lambda: PING
+        """Makes the comment for a silence."""
         self.on_unblocked: Callable[[], Awaitable[None]] | None = None
         self.too_slow = False
 
@@ -119,7 +121,7 @@ class EventStream:
                 quiet = 0.0
             elif quiet >= self._http().ping_seconds:
                 try:
-                    await self.send(PING)
+                    await self.send(self.comment())
                 except ConnectionError:
                     return
                 quiet = 0.0

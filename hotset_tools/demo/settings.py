@@ -63,7 +63,7 @@ def read(file: Path | None, device: str, vram: str, environ: Mapping[str, str] =
     if port == 0:
         port = free_port()
         changed[_variable("http.port")] = str(port)
-    return Settings(changed, address(host, port), keys[0] if keys else "")
+    return Settings(changed, address(host, port), config.split_key(keys[0])[1] if keys else "")
 
 
 def address(host: str, port: int) -> str:

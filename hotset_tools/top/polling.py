@@ -28,8 +28,9 @@ _HEALTH: frozenset[State] = frozenset({"loading", "restarting", "failed", "stopp
 
 
 class Slot(BaseModel):
-    """The part of an entry of /slots that is shown."""
+    """The part of an entry of /slots that is shown; one without a sequence, `id` -1, waits for one."""
 
+    id: int
     is_processing: bool
 
 
@@ -119,7 +120,7 @@ class Service:
             slots = _read(_SLOTS.validate_json, self._fetch_loaded("/slots"))
         except _Trouble as trouble:
             return Reading(now, trouble.state, trouble.reason)
-        busy = None if slots is None else tuple(slot.is_processing for slot in slots)
+        busy = None if slots is None else tuple(slot.is_processing for slot in slots if slot.id >= 0)
         return Reading(now, state, reason, progress, metrics, residency, busy)
 
     def _health(self) -> tuple[State, str, float | None]:

@@ -332,6 +332,6 @@ async def test_clients_are_told_apart(start: Start) -> None:
     for key, user in (("first-key", ""), ("second-key", ""), ("first-key", "anna"), ("first-key", "bob")):
         headers = {"x-api-key": key} | ({"X-OpenWebUI-User-Id": user} if user else {})
         assert (await daemon.post("/v1/chat/completions", body, headers=headers)).status == 200
-    clients = daemon.fakes.admission.clients
+    clients = [submit.client for submit in daemon.fakes.admission.submits]
     assert len(set(clients)) == 4
     assert not any("key" in client for client in clients)

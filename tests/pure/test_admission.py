@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from daemon.admission import Admission, Ticket
+from daemon.config import QueueSection
 from daemon.errors import ContextLengthExceeded, ModelLoading, QueueFull
 from daemon.messages import Cancel, Done, Failed, Submit, Tokens
 
@@ -34,14 +36,24 @@ class Clock:
 
 class Scene:
     def __init__(self, capacity: int = 2, max_waiting: int = 3) -> None:
-        self.engine, self.clock, self.max_waiting = FakeEngine(capacity), Clock(), max_waiting
-        self.admission = Admission(self.engine, lambda: self.max_waiting, self.clock)
+        self.engine, self.clock, self.limits = FakeEngine(capacity), Clock(), QueueSection(max_waiting=max_waiting)
+        self.admission = Admission(self.engine, lambda: self.limits, self.clock)
 
-    def submit(self, name: str) -> Ticket:
-        return self.admission.submit(Submit(id=name, prompt=[1], max_tokens=5))
+    @staticmethod
+    def made(name: str, **fields: Any) -> Submit:
+        return Submit.model_validate({"id": name, "prompt": [1], "max_tokens": 5} | fields)
 
-    def finish(self, name: str) -> None:
-        self.admission.deliver(done(name))
+    def submit(self, name: str, *, replaces: str = "", **fields: Any) -> Ticket:
+        return self.admission.submit(self.made(name, **fields), replaces=replaces)
+
+    def limit(self, **limits: int) -> None:
+        """Other limits come into force."""
+        self.limits = self.limits.model_copy(update=limits)
+        self.admission.refresh()
+
+    def finish(self, *names: str, **changes: Any) -> None:
+        for name in names:
+            self.admission.deliver(done(name, **changes))
 
     @property
     def started(self) -> list[str]:
@@ -52,10 +64,10 @@ class Scene:
         return [command.id for command in self.engine.sent if isinstance(command, Cancel)]
 
 
-def done(name: str) -> Done:
-    return Done(
-        id=name, finish_reason="stop", n_prompt=1, n_cached=0, n_predicted=1, wait_ms=0, prompt_ms=0, predicted_ms=0
-    )
+def done(name: str, **changes: Any) -> Done:
+    """An answer of five tokens that took two seconds each, and nothing for its prompt."""
+    values = {"n_prompt": 1, "n_cached": 0, "n_predicted": 5, "wait_ms": 0, "prompt_ms": 0, "predicted_ms": 10_000}
+    return Done.model_validate({"id": name, "finish_reason": "stop"} | values | changes)
 
 
 def tokens(name: str, text: str) -> Tokens:
@@ -95,10 +107,9 @@ async def test_a_full_queue_is_told_when_to_come_back() -> None:
     scene = Scene(capacity=1, max_waiting=1)
     scene.submit("a")
     scene.submit("b")
-    scene.clock.now += 10
     scene.finish("a")
     scene.submit("c")
-    with pytest.raises(QueueFull) as caught:
+    with pytest.raises(QueueFull, match="1 requests are waiting") as caught:
         scene.submit("d")
     assert caught.value.retry_after == 10
 

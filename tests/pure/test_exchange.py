@@ -11,7 +11,7 @@ import pytest
 
 from daemon import settings
 from daemon.admission import Admission, Ticket
-from daemon.config import Config
+from daemon.config import Config, QueueSection
 from daemon.errors import ModelLoading, ModelUnusable
 from daemon.exchange import Exchange
 from daemon.messages import Cancel, Done, LoadResult, LoadStep, Reload, Submit
@@ -91,7 +91,7 @@ class FakeSupervisor:
 class Scene:
     def __init__(self, seconds: float = 60.0) -> None:
         self.supervisor, self.pools = FakeSupervisor(), FakePools()
-        self.admission = Admission(self.supervisor, lambda: 3)
+        self.admission = Admission(self.supervisor, lambda: QueueSection(max_waiting=3))
         self.exchange = Exchange(cast(Any, self.supervisor), self.admission, self.pools, lambda: seconds)
         self.before, self.new = self.pools.current, self.pools.next
         self.steps: list[LoadStep] = []
