@@ -65,6 +65,8 @@ SHAPES = {
         Shape("overhead", 2, 128, 2, 1, 64, 8, 2, 128, 151_936, layers="Q8_0", experts="Q8_0"),
         # A step of 8 sequences on two CPU cores takes 20 ms or more.
         Shape("step20", 24, 1024, 16, 4, 64, 32, 4, 512, 32_768, vocab="Q4_K"),
+        # The same, with prompts of thousands of tokens in seconds: large experts, little attention.
+        Shape("load", 10, 1024, 8, 2, 64, 32, 4, 512, 32_768, experts="Q8_0", vocab="Q4_K"),
         # The dimensions of a well-known model of 30 B parameters, 3 B of them active.
         Shape("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 128, 8, 768, 151_936, n_ctx=32_768),
     )

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hotset_tools.bench import live_commands, residency_commands
+from hotset_tools.bench.load import command as load_command
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -21,6 +22,7 @@ app.command("check-model")(residency_commands.check_model)
 app.command("decode")(residency_commands.decode)
 app.command("prefill")(residency_commands.prefill)
 app.command("live")(live_commands.live)
+app.command("load")(load_command.load)
 app.command("tables")(residency_commands.tables)
 
 

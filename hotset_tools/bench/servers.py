@@ -41,6 +41,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def peer_directory() -> Path:
+    """Where the peer's llama-server is.
+
+    Raises:
+        PeerMissing: `hotset build --peer` has not made one.
+    """
+    peer = locate.find_peer()
+    if peer is None:
+        raise PeerMissing("there is no llama-server to compare with; `hotset build --peer` makes it")
+    return peer.directory
+
+
 @contextmanager
 def hotsetd(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterator[Server]:
     """The daemon on the CPU, `n_ctx` tokens for each of `n_sequences`."""
@@ -67,12 +79,10 @@ def llama_server(
     Raises:
         PeerMissing: `hotset build --peer` has not made one.
     """
-    peer = locate.find_peer()
-    if peer is None:
-        raise PeerMissing("there is no llama-server to compare with; `hotset build --peer` makes it")
+    directory = peer_directory()
     port = free_port()
     command = [
-        str(peer.directory / "llama-server"), "-m", str(model), "--host", "127.0.0.1", "--port", str(port),
+        str(directory / "llama-server"), "-m", str(model), "--host", "127.0.0.1", "--port", str(port),
         "-np", str(n_sequences), "-c", str(n_ctx * n_sequences), "-b", str(batch), "-ub", str(ubatch), "-dev", "none",
         "--jinja", "--no-webui",
     ]  # fmt: skip

@@ -147,7 +147,7 @@ class TestCommand:
 
     def test_names_the_shapes(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("make-model", str(out), "--shape", "cube") == 1
-        assert "the shapes are overhead, step20, qwen3-30b-a3b" in capsys.readouterr().err
+        assert "the shapes are overhead, step20, load, qwen3-30b-a3b" in capsys.readouterr().err
 
     def test_refuses_a_full_disk(
         self, out: Path, make: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

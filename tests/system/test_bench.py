@@ -12,6 +12,10 @@ from daemon.errors import EngineFailed, ModelUnusable
 from daemon.model_files import EMBEDDED_MODEL
 from hotset_tools.bench import engine, servers, streams
 from hotset_tools.bench.clients import Answer, stream_together
+from hotset_tools.bench.load import contest
+from hotset_tools.bench.load.arms import Workload
+from hotset_tools.bench.load.plan import sources
+from hotset_tools.bench.load.runner import Patience
 from hotset_tools.cli import main
 from tests.system.daemon_process import Daemon
 
@@ -71,6 +75,37 @@ def test_a_missing_peer_is_one_message(tmp_path: Path, monkeypatch: pytest.Monke
     peer = servers.llama_server(EMBEDDED_MODEL, 1, 100, tmp_path / "server.log")
     with pytest.raises(servers.PeerMissing, match="--peer"), peer:
         pass
+
+
+def test_load_compares_servers_of_its_own(library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama-server is not built where tests run: a second hotsetd stands in for it."""
+
+    def stand_in(model: Path, n_sequences: int, n_ctx: int, log: Path, *, batch: int, ubatch: int) -> contest.Making:
+        return servers.hotsetd(model, n_sequences, n_ctx, log)
+
+    monkeypatch.setattr(servers, "llama_server", stand_in)
+    monkeypatch.setattr(servers, "peer_directory", Path)
+    monkeypatch.setattr(contest, "PEER_SIZES", ((64, 32),))
+    workload = Workload(sources("office", 4), 2, n_rounds=2, speed=4.0, burst_seconds=1.0)
+    run = contest.run(EMBEDDED_MODEL, workload, Patience(), lambda _: None)
+    result = json.loads(json.dumps(run.as_json()))
+    ours, peer = result["ours"], result["peers"][0]
+    assert (peer["name"], peer["settings"]["ub"]) == ("llama-server 64/32", 32)
+    assert result["notes"] == [] or all("others used" in note or "late" in note for note in result["notes"])
+    assert ours["prompt_tokens"] == peer["prompt_tokens"] > 4000 * 0.97
+    assert ours["output_tokens"] == peer["output_tokens"]
+    assert all(kind["whole"] == kind["sent"] for one in (ours, peer) for kind in one["kinds"].values())
+    assert ours["others_cpu"] is not None
+    assert result["ratios"]["throughput"] > 0
+
+
+def test_load_says_that_the_peer_is_missing_before_it_starts_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTSET_CACHE", str(tmp_path))
+    monkeypatch.setattr(servers, "hotsetd", None)
+    with pytest.raises(servers.PeerMissing, match="--peer"):
+        contest.run(EMBEDDED_MODEL, Workload(sources("chats", 1), 1), Patience(), lambda _: None)
 
 
 def test_a_server_that_does_not_start_shows_its_last_words(tmp_path: Path) -> None:
