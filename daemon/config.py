@@ -96,7 +96,7 @@ class ResidencySection(Section):
     vram: str | int | dict[str, str | int] = live("auto")
     reserve: str | int | dict[str, str | int] = live("auto")
     frozen: bool = live(False)
-    upload: float = live(2048.0, ge=0, le=1_048_576)
+    upload: float = live(2560.0, ge=0, le=1_048_576)
     gate: bool = live(True)
     remember: bool = next_load(True)
 

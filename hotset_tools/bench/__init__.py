@@ -42,6 +42,31 @@ def engine_command(
     typer.echo(json.dumps(result.as_json(), indent=2) if as_json else bench.table(result))
 
 
+@app.command("share")
+def share_command(
+    model: Annotated[Path, typer.Argument(help="GGUF file.")],
+    device: Annotated[str, typer.Option(help="As engine.device.")] = "auto",
+    vram: Annotated[str, typer.Option(help="As residency.vram.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, max=1024, help="As engine.threads.")] = 0,
+    chats: Annotated[int, typer.Option(min=1, max=32, help="Answers that are decoded all the time.")] = 4,
+    prompt: Annotated[int, typer.Option(min=64, max=65_536, help="Tokens of each long prompt.")] = 4096,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long each of seven phases takes.")] = 15.0,
+    out: Annotated[Path | None, typer.Option(help="JSON file, written anew.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a stream of long prompts and chats leave each other of the speed that each has alone."""
+    from hotset_tools.bench import share as bench
+    from hotset_tools.bench.models import use_native_build
+
+    use_native_build()
+    load = bench.Load(chats, prompt, seconds)
+    result = bench.run(bench.configured(model, device, vram, threads, load), load)
+    text = json.dumps(result, indent=2)
+    if out is not None:
+        out.write_text(text + "\n")
+    typer.echo(text if as_json else bench.table(result))
+
+
 @app.command("streams")
 def streams_command(
     model: Annotated[Path | None, typer.Option(help="Measure with this model instead of the embedded one.")] = None,

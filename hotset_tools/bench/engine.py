@@ -94,10 +94,19 @@ def run(model: Path, *, n_sequences: int = 8, n_tokens: int = 256) -> EngineRun:
 
 @contextmanager
 def engine(model: Path, n_sequences: int) -> Iterator[tuple[Pipe, ModelInfo]]:
-    """A real engine child that has loaded `model`, on the CPU; its end of the pipe and what it said of itself."""
-    config = Config.model_validate(
-        {"model": {"path": str(model)}, "engine": {"device": "cpu", "max_sequences": n_sequences}}
-    )
+    """A real engine child that has loaded `model`, on the CPU."""
+    config = {"model": {"path": str(model)}, "engine": {"device": "cpu", "max_sequences": n_sequences}}
+    with started(Config.model_validate(config)) as made:
+        yield made
+
+
+@contextmanager
+def started(config: Config) -> Iterator[tuple[Pipe, ModelInfo]]:
+    """A real engine child that has loaded what `config` names; its end of the pipe and what it said of itself.
+
+    Raises:
+        ModelUnusable: it could not.
+    """
     ours, theirs = socket.socketpair()
     environment = engine_environment(os.environ)
     with theirs:

@@ -10,7 +10,7 @@ import pytest
 
 from daemon.errors import EngineFailed, ModelUnusable
 from daemon.model_files import EMBEDDED_MODEL
-from hotset_tools.bench import engine, servers, streams
+from hotset_tools.bench import engine, servers, share, streams
 from hotset_tools.bench.clients import Answer, stream_together
 from hotset_tools.bench.load import contest
 from hotset_tools.bench.load.arms import Workload
@@ -45,6 +45,14 @@ def test_engine_that_cannot_load_is_an_error(library_path: Path, tmp_path: Path)
 def test_a_failed_request_ends_the_benchmark(library_path: Path) -> None:
     with pytest.raises(EngineFailed, match="context"):
         engine.run(EMBEDDED_MODEL, n_sequences=1, n_tokens=5000)
+
+
+def test_share_compares_both_with_each_alone(library_path: Path) -> None:
+    load = share.Load(n_chats=2, n_prompt=64, seconds=2.0)
+    result = json.loads(json.dumps(share.run(share.configured(EMBEDDED_MODEL, "cpu", "auto", 0, load), load)))
+    assert set(result["share"]) == {"chats", "prompts"}
+    assert all(value > 0 for kind in ("alone", "together", "share") for value in result[kind].values())
+    assert [len(one) for one in result["rounds"]] == [3, 3]
 
 
 def test_clients_count_what_the_server_counted(daemon: Daemon) -> None:
