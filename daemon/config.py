@@ -127,6 +127,8 @@ class HttpSection(Section):
     max_body_mib: int = restart(32, ge=1, le=1024)
     ping_seconds: float = live(5.0, ge=0.05, le=300)
     write_timeout_seconds: float = live(60.0, ge=0.1, le=3600)
+    max_lag_kib: int = live(4096, ge=64, le=1_048_576)
+    max_answer_mib: int = live(64, ge=1, le=65_536)
     shutdown_seconds: float = live(30.0, ge=0, le=600)
 
     @field_validator("keys")

@@ -52,6 +52,12 @@ class ContextLengthExceeded(BadRequest):
         )
 
 
+class AnswerTooLarge(BadRequest):
+    """A whole answer would take more memory than http.max_answer_mib (400); a stream would not."""
+
+    code = "answer_too_large"
+
+
 class TemplateFailed(BadRequest):
     """The chat template refused the messages, or ran past its time or size limit (400)."""
 

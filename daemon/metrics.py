@@ -44,6 +44,11 @@ class Metrics:
         )
         self._rejected = Counter("hotset_rejected", "Requests refused before work.", ["reason"], registry=registry)
         self._cancelled = Counter("hotset_cancelled", "Answers given up.", ["stage"], registry=registry)
+        self._given_up = Counter(
+            "hotset_connections_given_up", "Connections closed because of their clients.", ["reason"], registry=registry
+        )
+        for reason in ("write_timeout", "lag", "pipelining"):
+            self._given_up.labels(reason)
         self._restarts = Counter("hotset_engine_restarts", "Engines replaced.", ["reason"], registry=registry)
         self._reloads = Counter(
             "hotset_config_reloads", "Readings of the configuration while running.", ["result"], registry=registry
@@ -116,6 +121,10 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         """A request was refused before work; `reason` is an error code."""
         self._rejected.labels(reason).inc()
+
+    def given_up(self, reason: str) -> None:
+        """A connection was closed because its client does not read, or sends what it should not; one word."""
+        self._given_up.labels(reason).inc()
 
     def request(self, endpoint: str, outcome: str, seconds: float) -> None:
         """A request is over. `endpoint` is a route of the table, never a path from a client."""

@@ -57,17 +57,27 @@ class Signal:
 
 
 class RecordingMetrics(Metrics):
-    """Real metrics that also remember how each request ended."""
+    """Real metrics that also remember how each request ended, and why connections were given up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.outcomes: list[tuple[str, str]] = []
+        self.reasons: list[str] = []
         self._signal = Signal()
 
     def request(self, endpoint: str, outcome: str, seconds: float) -> None:
         super().request(endpoint, outcome, seconds)
         self.outcomes.append((endpoint, outcome))
         self._signal.notify()
+
+    def given_up(self, reason: str) -> None:
+        super().given_up(reason)
+        self.reasons.append(reason)
+        self._signal.notify()
+
+    async def gave_up(self, reason: str) -> None:
+        """Wait until a connection was given up for this reason."""
+        await self._signal.wait_for(lambda: reason in self.reasons)
 
     async def ended(self, outcome: str) -> None:
         """Wait until a request has ended like this."""

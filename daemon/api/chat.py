@@ -49,7 +49,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     answers = await submit(draft, services)
     if body.stream:
         return await deliver_stream(request, answers, ChatStream(head, body.stream_options.include_usage), services)
-    return await deliver_whole(request, answers, lambda collected: chat_body(head, collected))
+    return await deliver_whole(answers, lambda collected: chat_body(head, collected), services)
 
 
 def chat_prompt(body: ChatFields, data: dict[str, Any]) -> ChatPrompt:

@@ -58,7 +58,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     if body.stream:
         shape = CompletionStream(head, body.stream_options.include_usage, echo=body.echo)
         return await deliver_stream(request, answers, shape, services)
-    return await deliver_whole(request, answers, lambda collected: completion_body(head, collected, echo=body.echo))
+    return await deliver_whole(answers, lambda collected: completion_body(head, collected, echo=body.echo), services)
 
 
 async def prompt_tokens(prompt: str, pool: TextPool) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,12 +13,17 @@ from aiohttp import web
 from daemon.api.answer import Answer, follow_all
 from daemon.api.draft import Draft
 from daemon.api.errors import error_object
-from daemon.api.outlet import Outlet, StreamShape, merge
+from daemon.api.gathered import Gathered
+from daemon.api.outlet import Outlet, StreamShape
 from daemon.api.record import RequestRecord, current_record
 from daemon.api.services import Services
 from daemon.api.sse import PING, EventStream, event
-from daemon.errors import HotsetError
+from daemon.errors import AnswerTooLarge, HotsetError
 from daemon.messages import Done, Submit, Tokens
+
+LARGE = 1024 * 1024
+"""Bytes of tokens from which a response is written in a thread: millions of numbers take a second, in which streams go
+on."""
 
 log = structlog.get_logger("hotset.api")
 
@@ -25,12 +31,13 @@ log = structlog.get_logger("hotset.api")
 class Collected:
     """A whole answer: everything that came, merged."""
 
-    def __init__(self, answer: Answer, parts: list[Tokens]) -> None:
+    def __init__(self, answer: Answer, gathered: Gathered) -> None:
         done = answer.done
         assert done is not None
         self.answer = answer
         self.done: Done = done
-        self.tokens = merge([*parts, Tokens(id=done.id, tokens=[], text=done.text)])
+        gathered.add(Tokens(id=done.id, tokens=[], text=done.text))
+        self.tokens = gathered.merged(done.id)
 
 
 async def submit(draft: Draft, services: Services) -> list[Answer]:
@@ -62,22 +69,42 @@ async def submit(draft: Draft, services: Services) -> list[Answer]:
 
 
 async def deliver_whole(
-    request: web.Request, answers: list[Answer], build: Callable[[list[Collected]], Any]
+    answers: list[Answer], build: Callable[[list[Collected]], Any], services: Services
 ) -> web.Response:
-    """Wait for every answer and build one JSON body."""
-    parts: dict[Answer, list[Tokens]] = {answer: [] for answer in answers}
+    """Wait for every answer and build one JSON body.
+
+    Raises:
+        AnswerTooLarge: the answers take more memory than they may.
+        HotsetError: one of them failed.
+    """
+    gathered = {answer: Gathered() for answer in answers}
+    taken = 0
 
     async def collect(answer: Answer, tokens: Tokens) -> None:
-        parts[answer].append(tokens)
+        nonlocal taken
+        taken += gathered[answer].add(tokens)
+        _check_size(taken, services.config.http.max_answer_mib)
 
     async def ended(answer: Answer, done: Done) -> None:
         current_record().add(answer)
+
+    def body() -> bytes:
+        return json.dumps(build([Collected(answer, gathered[answer]) for answer in answers])).encode()
 
     try:
         await follow_all(answers, collect, ended)
     finally:
         _abandon(answers)
-    return web.json_response(build([Collected(answer, parts[answer]) for answer in answers]))
+    written = body() if taken < LARGE else await asyncio.to_thread(body)
+    return web.Response(body=written, content_type="application/json", charset="utf-8")
+
+
+def _check_size(taken: int, max_mib: int) -> None:
+    if taken > max_mib * 1024 * 1024:
+        raise AnswerTooLarge(
+            f"The answer has grown beyond {max_mib} MiB of memory (http.max_answer_mib); ask for a stream, or for "
+            "fewer alternatives to its tokens."
+        )
 
 
 async def deliver_stream(

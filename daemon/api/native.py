@@ -64,7 +64,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
         bodies = [native_body(item, settings, return_tokens=body.return_tokens) for item in collected]
         return bodies[0] if single else bodies
 
-    return await deliver_whole(request, answers, build)
+    return await deliver_whole(answers, build, services)
 
 
 async def tokenize(request: web.Request) -> web.Response:

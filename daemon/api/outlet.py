@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from daemon.api.answer import Answer
+from daemon.api.gathered import Gathered
 from daemon.api.sse import EventStream
-from daemon.messages import Done, TokenLogprob, Tokens
+from daemon.messages import Done, Tokens
 
 
 class StreamShape(Protocol):
@@ -31,7 +32,8 @@ class Outlet:
     def __init__(self, stream: EventStream, shape: StreamShape) -> None:
         self._stream = stream
         self._shape = shape
-        self._held: dict[Answer, list[Tokens]] = {}
+        self._held: dict[Answer, Gathered] = {}
+        self._held_bytes = 0
         self._held_ends: list[tuple[Answer, Done]] = []
         stream.on_unblocked = self.flush
 
@@ -40,9 +42,13 @@ class Outlet:
         await self._stream.send(b"".join(self._shape.opening(answer) for answer in answers))
 
     async def put(self, answer: Answer, tokens: Tokens) -> None:
-        """New tokens: written now, or held while the client lags."""
+        """New tokens: written now, or held while the client lags.
+
+        Raises:
+            ConnectionError: the client is gone, or lags so far behind that it had to be given up.
+        """
         if self._stream.blocked():
-            self._held.setdefault(answer, []).append(tokens)
+            self._hold(answer, tokens)
             return
         data = self._shape.delta(answer, tokens)
         if data:
@@ -59,24 +65,15 @@ class Outlet:
 
     async def flush(self) -> None:
         """Write what was held, one delta for each answer."""
-        held, self._held = self._held, {}
+        held, self._held, self._held_bytes = self._held, {}, 0
         ends, self._held_ends = self._held_ends, []
-        for answer, tokens in held.items():
-            data = self._shape.delta(answer, merge(tokens))
-            if data:
-                await self._stream.send(data)
-        for answer, done in ends:
-            await self._stream.send(self._shape.finish(answer, done))
+        parts = [self._shape.delta(answer, gathered.merged(answer.ticket.id)) for answer, gathered in held.items()]
+        parts += [self._shape.finish(answer, done) for answer, done in ends]
+        if data := b"".join(parts):
+            await self._stream.send(data)
 
-
-def merge(parts: list[Tokens]) -> Tokens:
-    """Several deltas of one answer as one."""
-    logprobs: list[TokenLogprob] | None = None
-    if any(part.logprobs is not None for part in parts):
-        logprobs = [item for part in parts for item in part.logprobs or []]
-    return Tokens(
-        id=parts[0].id,
-        tokens=[token for part in parts for token in part.tokens],
-        text="".join(part.text for part in parts),
-        logprobs=logprobs,
-    )
+    def _hold(self, answer: Answer, tokens: Tokens) -> None:
+        self._held_bytes += self._held.setdefault(answer, Gathered()).add(tokens)
+        if self._held_bytes > self._stream.max_lag:
+            self._held.clear()
+            self._stream.give_up()

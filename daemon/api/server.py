@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
+from daemon.api.connection import Connection
 from daemon.api.context import SERVICES, UNKNOWN
-from daemon.api.errors import error_response, from_http
 from daemon.api.info import view
 from daemon.api.middleware import ENDPOINTS, MIDDLEWARES, add_headers
 from daemon.api.openapi import OPENAPI_PATH, rendered
@@ -31,7 +31,7 @@ def make_app(services: Services) -> web.Application:
 
 
 def make_runner(app: web.Application, *, shutdown_timeout: float = 0.0) -> web.AppRunner:
-    """The runner that must be used: a closed socket cancels its handler, no access log, errors in JSON.
+    """The runner that must be used: a closed socket cancels its handler, no access log, connections with limits.
 
     Bodies are not unpacked: they are refused, and what cannot be unpacked would end in a traceback of aiohttp's.
     """
@@ -77,38 +77,20 @@ async def _offer_continue(request: web.Request) -> None:
         request.writer.output_size = 0
 
 
-class _Protocol(web.RequestHandler):
-    """Answers what is no HTTP at all in JSON too, and does not quote it."""
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if request.writer.output_size > 0:
-            raise ConnectionError("the response has begun")
-        raised = web.HTTPBadRequest() if status == 400 else web.HTTPInternalServerError()
-        response = error_response(from_http(raised))
-        response.force_close()
-        return response
-
-
 class _Server(web.Server):
-    def __init__(self, server: web.Server, kwargs: dict[str, Any]) -> None:
+    def __init__(self, server: web.Server, services: Services, kwargs: dict[str, Any]) -> None:
         super().__init__(
             server.request_handler,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
         )
-        self._protocol_kwargs = kwargs
+        self._services, self._protocol_kwargs = services, kwargs
 
     def __call__(self) -> web.RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._protocol_kwargs)
+        return Connection(self, self._services, loop=self._loop, **self._protocol_kwargs)
 
 
 class _Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        return _Server(server, server._kwargs)
+        return _Server(server, self.app[SERVICES], server._kwargs)

@@ -1,4 +1,4 @@
-"""Server-sent events: one response that stays alive while it waits and never waits for ever for its reader."""
+"""Server-sent events: one response that stays alive while it waits and never waits for its reader."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Self
 from aiohttp import web
 from aiohttp.http_writer import StreamWriter
 
+from daemon.api.connection import connection_of
 from daemon.config import HttpSection
 
 PING = b": ping\n\n"
@@ -33,7 +34,7 @@ class EventStream:
     """An open stream. Writes never wait; who writes much asks `blocked` first.
 
     `http` tells the limits that apply now. After `ping_seconds` without a write a comment goes out. A client that does
-    not read for `write_timeout_seconds` loses its connection, which cancels the handler like any closed socket;
+    not read loses its connection (`daemon.api.connection`), which cancels the handler like any closed socket;
     `too_slow` tells the two apart.
     """
 
@@ -41,6 +42,7 @@ class EventStream:
         self._request = request
         self._http = http
         self.response = web.StreamResponse(headers=HEADERS)
+        self._connection = connection_of(request)
         self._loop = asyncio.get_running_loop()
         self._written = self._loop.time()
         self._pinger: asyncio.Task[None] | None = None
@@ -48,7 +50,6 @@ class EventStream:
         self.comment: Callable[[], bytes] = lambda: PING
         """Makes the comment for a silence."""
         self.on_unblocked: Callable[[], Awaitable[None]] | None = None
-        self.too_slow = False
 
     async def __aenter__(self) -> Self:
         await self.response.prepare(self._request)
@@ -65,6 +66,16 @@ class EventStream:
             if task is not None:
                 task.cancel()
 
+    @property
+    def too_slow(self) -> bool:
+        """Whether the client lost its connection because it did not read."""
+        return self._connection.given_up in ("write_timeout", "lag")
+
+    @property
+    def max_lag(self) -> int:
+        """Bytes of memory that may be kept for a client that lags."""
+        return self._http().max_lag_kib * 1024
+
     async def send(self, data: bytes) -> None:
         """Hand bytes to the socket without waiting for the reader.
 
@@ -75,22 +86,34 @@ class EventStream:
         self._written = self._loop.time()
 
     def blocked(self) -> bool:
-        """Whether the reader lags so far that the socket's buffers are full; `on_unblocked` tells when it is over."""
+        """Whether the socket is full, because the reader lags; `on_unblocked` tells when it is over."""
         if self._waiter is not None:
             return True
-        transport = self._request.transport
-        if transport is None or transport.get_write_buffer_size() <= _high_water(transport):
+        if not self._connection.writing_paused:
             return False
         self._waiter = asyncio.create_task(self._await_reader())
         return True
 
+    def give_up(self) -> None:
+        """The client lags too far behind.
+
+        Raises:
+            ConnectionError: always; its connection is gone now.
+        """
+        self._connection.give_up("lag")
+        raise ConnectionResetError("the client lags too far behind")
+
     async def caught_up(self) -> None:
-        """Wait until the reader has taken everything but the last few kilobytes."""
+        """Wait until the reader has taken everything.
+
+        Raises:
+            ConnectionError: the client is gone.
+        """
         while self.blocked():
             assert self._waiter is not None
             await asyncio.shield(self._waiter)
             if self._waiter is not None:
-                raise ConnectionResetError("the client does not read")
+                raise ConnectionResetError("the client is gone")
 
     async def finish(self) -> web.StreamResponse:
         """Wait for the reader and end the stream."""
@@ -99,20 +122,17 @@ class EventStream:
         return self.response
 
     async def _await_reader(self) -> None:
+        """Ends with `_waiter` None, or because the client is gone: then it stays, nothing is written any more."""
+        waiter = self._waiter
         try:
-            async with asyncio.timeout(self._http().write_timeout_seconds):
-                await self._writer.drain()
-        except TimeoutError:
-            self.too_slow = True
-            transport = self._request.transport
-            if transport is not None:
-                transport.abort()
-            return
+            await self._writer.drain()
+            if not self._connection.connected:
+                return
+            self._waiter = None
+            if self.on_unblocked is not None:
+                await self.on_unblocked()
         except ConnectionError:
-            return
-        self._waiter = None
-        if self.on_unblocked is not None:
-            await self.on_unblocked()
+            self._waiter = waiter
 
     async def _ping(self) -> None:
         while True:
@@ -126,8 +146,3 @@ class EventStream:
                     return
                 quiet = 0.0
             await asyncio.sleep(min(self._http().ping_seconds - quiet, LOOK_SECONDS))
-
-
-def _high_water(transport: asyncio.BaseTransport) -> int:
-    assert isinstance(transport, asyncio.WriteTransport)
-    return transport.get_write_buffer_limits()[1]

@@ -41,12 +41,26 @@ class Reply:
 class Daemon:
     """The running application, its fakes and a client."""
 
-    def __init__(self, fakes: Fakes, app: web.Application, port: int, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, fakes: Fakes, app: web.Application, runner: web.AppRunner, session: aiohttp.ClientSession
+    ) -> None:
         self.fakes = fakes
         self.app = app
-        self.port = port
+        self.runner = runner
+        self.port = port = runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{port}"
         self.session = session
+
+    @property
+    def connections(self) -> int:
+        """Clients that are connected."""
+        assert self.runner.server is not None
+        return len(self.runner.server.connections)
+
+    async def stop(self) -> None:
+        """End the application; what is open is closed."""
+        await self.session.close()
+        await self.runner.cleanup()
 
     async def request(self, method: str, path: str, **options: Any) -> Reply:
         async with self.session.request(method, self.url + path, **options) as response:
@@ -96,7 +110,7 @@ async def start() -> AsyncIterator[Start]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         session = aiohttp.ClientSession()
         running.append((runner, session))
-        return Daemon(fakes, app, runner.addresses[0][1], session)
+        return Daemon(fakes, app, runner, session)
 
     yield make
     for runner, session in running:
