@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,17 +38,35 @@ class FakeSampler:
         self.closed = True
 
 
+@dataclass(eq=False)
+class FakeCell:
+    """One token; sequences that share it hold the same object."""
+
+    token: int
+
+
 class FakeContext:
     """Holds what each sequence id has in its cells; refuses gaps, overflows and wrong rows."""
 
+    can_share = True
+
     def __init__(self, n_cells: int, rule: Callable[[Sequence[int]], int] = next_token) -> None:
         self.n_cells, self.rule = n_cells, rule
-        self.cells: dict[int, list[int]] = {}
+        self.cells: dict[int, list[FakeCell]] = {}
         self.batches: list[list[tuple[int, int, int, bool]]] = []
         self.samplers: list[FakeSampler] = []
         self.refuse_once = 0
         self.sample_fails_at: int | None = None
+        self.bytes_per_cell = 1
+        """Of a saved state; 0: states cannot be saved."""
+        self.restores = True
+        self.shared: list[tuple[int, int, int]] = []
         self._histories: dict[int, list[int]] = {}
+
+    @property
+    def used(self) -> int:
+        """Cells in use, shared ones counted once."""
+        return len({id(cell) for cells in self.cells.values() for cell in cells})
 
     def decode(self, rows: Iterable[tuple[int, int, int, bool]]) -> int:
         batch = list(rows)
@@ -54,18 +74,40 @@ class FakeContext:
         assert batch, "an empty batch is an error in llama.cpp"
         if any(token == BAD_TOKEN for token, *_ in batch):
             return -1
-        used = sum(map(len, self.cells.values()))
-        if self.refuse_once or used + len(batch) > self.n_cells:
+        if self.refuse_once or self.used + len(batch) > self.n_cells:
             self.refuse_once = max(0, self.refuse_once - 1)
             return NO_CELLS
         self._histories.clear()
         for row, (token, position, seq_id, wanted) in enumerate(batch):
             cells = self.cells.setdefault(seq_id, [])
             assert position == len(cells), "positions of a sequence follow each other"
-            cells.append(token)
+            cells.append(FakeCell(token))
             if wanted:
-                self._histories[row] = list(cells)
+                self._histories[row] = [cell.token for cell in cells]
         return DECODED
+
+    def synchronize(self) -> None: ...
+
+    def share(self, source: int, target: int, n: int) -> None:
+        assert not self.cells.get(target)
+        assert 0 < n <= len(self.cells[source])
+        self.cells[target] = self.cells[source][:n]
+        self.shared.append((source, target, n))
+
+    def state_size(self, seq_id: int) -> int:
+        return len(self.cells.get(seq_id, ())) * self.bytes_per_cell
+
+    def save(self, seq_id: int) -> bytearray | None:
+        text = json.dumps([cell.token for cell in self.cells[seq_id]]).encode()
+        return bytearray(text.ljust(self.state_size(seq_id)))
+
+    def restore(self, seq_id: int, state: bytearray) -> bool:
+        assert not self.cells.get(seq_id)
+        tokens = json.loads(state)
+        self.cells[seq_id] = [FakeCell(token) for token in tokens]
+        if not self.restores:
+            del self.cells[seq_id][1:]
+        return self.restores and self.used <= self.n_cells
 
     def sample(self, sampler: FakeSampler, row: int) -> int:
         assert not sampler.closed

@@ -79,6 +79,7 @@ def _serve(loaded: Loaded, pipe: Pipe) -> None:
         limits,
         residency=loaded.experts,
         idle=loaded.idle(),
+        scheduling=loaded.scheduling,
         suppressed=loaded.model.suppressed_tokens(),
         eog=tuple(sorted(loaded.vocab.eog)),
     )

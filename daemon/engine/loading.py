@@ -24,7 +24,7 @@ from daemon.engine.selftest import N_CELLS, SelfTest
 from daemon.engine.store import Key, Store
 from daemon.engine.wanted import Off, Wanted
 from daemon.errors import ModelUnusable
-from daemon.messages import Device, Load, ModelInfo
+from daemon.messages import Device, Load, ModelInfo, Scheduling
 from daemon.native import abi, devices, drivers, gguf_check, library, locate
 from daemon.native.context import Context
 from daemon.native.gguf_check import GgufFile
@@ -80,6 +80,11 @@ class Loaded:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
 
+    @property
+    def scheduling(self) -> Scheduling:
+        """How steps are to be shared, as the load said."""
+        return self._spec.scheduling
+
     def selftest(self, proofs: Proofs | None = None) -> SelfTest | None:
         """The comparison to make once the engine is idle; None where none can have a slot, or there are no cells.
 
@@ -121,7 +126,7 @@ class Loaded:
 
     def _key(self, more: dict[str, Any]) -> Key:
         """What is measured here depends on all of this."""
-        settings = self._spec.model_dump(exclude={"kind", "model", "name", "residency"}) | more
+        settings = self._spec.model_dump(exclude={"kind", "model", "name", "residency", "scheduling"}) | more
         build = Path(os.environ[locate.OVERRIDE])
         return Key(
             build=f"{self.info.build}, {build.name}, {(build / 'libllama.so').stat().st_mtime_ns}",

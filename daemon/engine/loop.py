@@ -14,7 +14,7 @@ from daemon.engine.logprobs import token_logprob
 from daemon.engine.ports import DECODED, NO_CELLS, ContextPort, IdlePort, PipePort, ResidencyPort, VocabPort
 from daemon.engine.recorder import Recorder
 from daemon.engine.roster import Limits, Roster
-from daemon.engine.scheduler import n_to_send_back, plan_step
+from daemon.engine.scheduler import Scheduler, StepPlan, Work
 from daemon.engine.sequence import Sequence
 from daemon.engine.stops import TextOut
 from daemon.engine.times import TimeLog
@@ -22,12 +22,12 @@ from daemon.messages import (
     COMMAND,
     Adjust,
     Cancel,
-    Done,
     Event,
     Failed,
     FinishReason,
     Record,
     Residency,
+    Scheduling,
     Shutdown,
     Snapshot,
     Step,
@@ -60,6 +60,7 @@ class Loop:
         *,
         residency: ResidencyPort | None = None,
         idle: IdlePort | None = None,
+        scheduling: Scheduling | None = None,
         suppressed: tuple[int, ...] = (),
         eog: tuple[int, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
@@ -69,13 +70,15 @@ class Loop:
         self._idle = idle
         self._recorder = Recorder(residency)
         self._suppressed, self._eog, self._clock = suppressed, eog, clock
-        self._roster = Roster(context, limits)
+        self._scheduler = Scheduler(limits.n_ubatch, scheduling)
+        self._roster = Roster(context, limits, self._scheduler.settings.park_mib)
+        self._planned: tuple[StepPlan, list[Work]] | None = None
         self._events: list[Event] = []
         self._stopping = False
         self._last_snapshot, self._was_busy = float("-inf"), False
         self._times = TimeLog()
         self._decode_seconds = self._sample_seconds = 0.0
-        self._n_sampled = self._n_refused = self._n_accepted = 0
+        self._n_sampled = self._n_refused = self._n_accepted = self._n_prompt = 0
 
     def run(self) -> None:
         """Turn until told to stop; a peer that is gone counts as being told."""
@@ -102,7 +105,12 @@ class Loop:
             self._residency.synchronize()
         self._send()
         if stepped:
-            self._times.add(self._clock() - started, self._decode_seconds, self._sample_seconds, self._n_sampled)
+            self._end_of_step(self._clock() - started)
+
+    def _end_of_step(self, seconds: float) -> None:
+        self._times.add(seconds, self._decode_seconds, self._sample_seconds, self._n_sampled)
+        if self._planned is not None:
+            self._scheduler.computed(*self._planned, seconds)
 
     def _use_idle_time(self, bodies: list[bytes]) -> None:
         """A step of idle work if nobody wants anything; its end if a request does."""
@@ -135,29 +143,24 @@ class Loop:
 
     def _adjust(self, command: Adjust) -> None:
         """Idle work may hold what changes: it gives that back first, and begins anew."""
+        if command.scheduling is not None:
+            self._scheduler.settings = command.scheduling
+            self._roster.lot.mib = command.scheduling.park_mib
+        if command.residency is None:
+            return
         if self._idle is not None:
             self._idle.interrupt()
-        if self._residency is not None and command.residency is not None:
+        if self._residency is not None:
             self._residency.adjust(command.residency)
 
     def _accept(self, submit: Submit) -> None:
-        problem = self._problem(submit)
+        problem = self._limits.problem(submit, self._vocab.n_tokens)
         if problem:
             self._events.append(Failed(id=submit.id, code="invalid_request", message=problem))
         else:
             self._n_accepted += 1
             text, number = TextOut(submit.stop), self._n_accepted
             self._roster.waiting.append(Sequence(submit, self._clock(), text, list(submit.prompt), number))
-
-    def _problem(self, submit: Submit) -> str | None:
-        """Why this request could not be computed even alone."""
-        if not submit.prompt or submit.max_tokens < 1:
-            return "A prompt and room for at least one token are needed."
-        if len(submit.prompt) + submit.max_tokens > self._limits.n_ctx:
-            return f"Prompt and answer need more than the {self._limits.n_ctx} tokens of the context."
-        if min(submit.prompt) < 0 or max(submit.prompt) >= self._vocab.n_tokens:
-            return "The prompt holds a token id outside the vocabulary."
-        return None
 
     # -- starting
 
@@ -186,27 +189,29 @@ class Loop:
         return bool(parts)
 
     def _fitting_parts(self) -> list[Part]:
-        """The next step, after sending back as many of the youngest as it takes for its tokens to find cells."""
-        running = self._roster.running
+        """The next step, after sending back as many as it takes for its tokens to find cells."""
+        roster = self._roster
         while True:
-            plan = plan_step(self._roster.work(), self._limits.n_ubatch)
-            free = self._limits.kv_cells - self._roster.cells_used
-            n_back = n_to_send_back(plan.n_tokens, free, [sequence.n_past for sequence in running])
-            if not n_back:
-                return [(running[index], n) for index, n in plan.parts]
-            for sequence in running[-n_back:][::-1]:
-                self._roster.send_back(sequence)
+            roster.settle_followers()
+            work = roster.work()
+            plan = self._scheduler.plan(work)
+            if plan.n_tokens <= roster.cells.free or len(roster.running) <= 1:
+                self._planned = plan, work
+                return [(roster.running[index], n) for index, n in plan.parts]
+            roster.send_back(roster.last_in_line())
 
     def _compute(self, parts: list[Part]) -> None:
         code = self._decode(parts)
         if code == DECODED:
             self._n_refused = 0
             for sequence, n in parts:
-                sequence.n_past += n
+                self._n_prompt += self._roster.computed(sequence, n)
             for sequence, _ in parts:
                 if sequence.row >= 0:
                     self._guard(sequence, self._next_token)
-        elif code == NO_CELLS and len(self._roster.running) > 1:
+            return
+        self._planned = None  # what follows is no step as it was planned
+        if code == NO_CELLS and len(self._roster.running) > 1:
             self._make_room()
         elif len(parts) > 1:
             # One of them is at fault, and llama.cpp does not say which: alone, only that one fails.
@@ -217,13 +222,13 @@ class Loop:
             self._fail(parts[0][0], "engine_failed", f"The engine could not compute this request (code {code}).")
 
     def _make_room(self) -> None:
-        """Llama.cpp found no cells where the count says there are: the youngest waits, or fails if that helps not."""
-        youngest = self._roster.running[-1]
+        """Llama.cpp found no cells where the count says there are: the last waits, or fails if that helps not."""
+        last = self._roster.last_in_line()
         self._n_refused += 1
         if self._n_refused <= REFUSALS:
-            self._roster.send_back(youngest)
+            self._roster.send_back(last)
         else:
-            self._fail(youngest, "engine_failed", "The engine found no room for this request beside the others.")
+            self._fail(last, "engine_failed", "The engine found no room for this request beside the others.")
 
     def _decode(self, parts: list[Part]) -> int:
         rows: list[tuple[int, int, int, bool]] = []
@@ -239,7 +244,9 @@ class Loop:
             self._residency.prepare(width)
         before = self._clock()
         code = self._context.decode(rows)
-        if width and self._residency is not None:
+        if not width:
+            self._context.synchronize()  # what a step with prompts takes is what the next ones are planned by
+        elif self._residency is not None:
             self._residency.synchronize()
         seconds = self._clock() - before
         self._decode_seconds += seconds
@@ -293,27 +300,8 @@ class Loop:
             self._fail(sequence, "engine_failed", f"The engine could not go on with this request: {error}.")
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        now = self._clock()
-        started = sequence.started or now
-        first = sequence.first_token or now
-        text = "" if reason == "cancelled" else sequence.out.finish()
+        self._events.append(sequence.done(reason, self._clock()))
         self._roster.drop(sequence)
-        self._events.append(
-            Done(
-                id=sequence.id,
-                finish_reason=reason if sequence.out.stop_word is None else "stop",
-                stop_word=sequence.out.stop_word,
-                text=text,
-                n_prompt=sequence.n_prompt,
-                n_cached=0,
-                n_predicted=sequence.n_predicted,
-                expert_hits=sequence.expert_hits,
-                expert_selections=sequence.expert_selections,
-                wait_ms=(started - sequence.arrived) * 1e3,
-                prompt_ms=(first - started) * 1e3,
-                predicted_ms=(now - first) * 1e3,
-            )
-        )
 
     def _fail(self, sequence: Sequence, code: str, message: str) -> None:
         self._roster.drop(sequence)
@@ -340,11 +328,15 @@ class Loop:
             roster.recount()
         return Snapshot(
             waiting=len(roster.waiting),
-            slots=[sequence.state() for sequence in roster.running],
-            kv_cells_used=roster.cells_used,
+            slots=[sequence.state() for sequence in (*roster.running, *roster.parked)],
+            kv_cells_used=roster.cells.used,
             kv_cells=self._limits.kv_cells,
             n_steps=self._times.n_steps,
             n_preempted=roster.n_preempted,
+            n_parked=roster.lot.n_parked,
+            parked_bytes=roster.lot.bytes,
+            prompt_tokens=self._n_prompt,
+            shared_tokens=roster.n_shared,
             times=self._times.summary(),
             residency=self._news_of_residency(),
         )

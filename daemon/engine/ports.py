@@ -60,6 +60,25 @@ class ContextPort(Protocol):
     def last_position(self, seq_id: int) -> int:
         """Largest position in the buffer, -1 for none."""
 
+    def synchronize(self) -> None:
+        """Wait until everything that was queued is computed."""
+
+    @property
+    def can_share(self) -> bool:
+        """Whether `share` gives a sequence exactly the beginning of another one."""
+
+    def share(self, source: int, target: int, n: int) -> None:
+        """Let `target`, which is empty, have the cells of the first `n` tokens of `source` too; no data moves."""
+
+    def state_size(self, seq_id: int) -> int:
+        """Bytes that `save` would give; 0 where it cannot."""
+
+    def save(self, seq_id: int) -> bytearray | None:
+        """The state of a sequence, None where it cannot be read."""
+
+    def restore(self, seq_id: int, state: bytearray) -> bool:
+        """Put a saved state into an empty sequence; False where that cannot be, which may leave a part of it."""
+
 
 class VocabPort(Protocol):
     """Token ids to bytes."""

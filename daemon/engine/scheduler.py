@@ -1,66 +1,214 @@
-"""What the next step computes, and who may start; pure.
+"""What the next step computes; pure: what runs, prices and what was computed before go in, a plan comes out.
 
-Decode goes first: every sequence that has a sampled token gets its row. What is left of the step goes to prompts, in
-order of arrival. A sequence starts when its prompt and a few tokens of answer fit the free KV cells; when cells run
-out, the youngest running sequence gives its own back and waits again (its tokens are kept and computed once more).
+Decode goes first: every sequence that has a sampled token gets its row. How much of a prompt a step takes beside them
+follows from measured prices (docs/scheduling.md):
+
+- Where a step with a prompt costs little beyond its tokens, pieces of prompts fill each step up to the target: so many
+  times the step without them.
+- Where it has a high price of its own (experts that are copied to the device), pieces of a whole ubatch alternate with
+  decode steps, which keep their share of the time.
+
+Where nothing decodes that is as urgent as the prompts are, a step is as large as it can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+
+from daemon.engine.step_prices import FIRST_TRIED, StepPrices
+from daemon.engine.turns import Prompt, Turns
+from daemon.messages import Scheduling
 
 HEADROOM = 64
 """Cells beyond its tokens that a sequence must find free to start, so that it is not sent back at once."""
+SMALLEST_PIECE = 8
+"""Tokens of prompts that a step takes at least, whatever the target says: a prompt must come to its end."""
+TIMED_AGAIN = 64
+"""Steps after which one without prompts is due, whose price is what the target goes by."""
+TRIED_AGAIN = 16
+"""Whole ubatches after which a small one tells what such a step costs whatever its tokens."""
+TRIED_SOON = 2
+"""The same while that is hardly known."""
+FIXED_PART = 0.5
+"""Of the time that the target leaves for prompts: what a step's own price may take of it in small pieces."""
+_EXACT = 1e-9
+
+
+class Kind(StrEnum):
+    """Why a step has its size."""
+
+    DECODE = "decode"
+    FULL = "full"
+    """Nothing decodes that prompts would have to leave time for."""
+    PIECES = "pieces"
+    """Pieces that fill the step up to the target."""
+    WHOLE = "whole"
+    """A whole ubatch, which decode steps make up for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One running sequence as the scheduler sees it: its place in the caller's list, and tokens not computed yet."""
+    """One running sequence as the scheduler sees it.
+
+    `index` is its place in the caller's list, `number` tells it from others; `n_left` tokens are not computed yet.
+    """
 
     index: int
+    number: int
     n_left: int
     decoding: bool
+    rank: int = 1
+    client: str = ""
+
+    @property
+    def prompt(self) -> Prompt:
+        """What it is where turns are taken."""
+        return Prompt(self.number, self.n_left, self.rank, self.client)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """(index, tokens) pairs in the order of their rows; `n_tokens` is their sum."""
+    """(index, tokens) pairs in the order of their rows; the first `n_decode` are single generated tokens."""
 
     parts: tuple[tuple[int, int], ...]
-    n_tokens: int
+    n_decode: int
+    n_prompt: int
+    kind: Kind
+
+    @property
+    def n_tokens(self) -> int:
+        """Rows of the step."""
+        return self.n_decode + self.n_prompt
 
 
-def plan_step(running: Sequence[Work], budget: int) -> StepPlan:
-    """Fill a step of at most `budget` tokens (at least the number of running sequences)."""
-    parts = [(work.index, 1) for work in running if work.decoding]
-    left = budget - len(parts)
-    for work in running:
-        if not work.decoding and left > 0:
-            n = min(work.n_left, left)
-            parts.append((work.index, n))
+class Scheduler:
+    """Plans steps of at most `n_ubatch` tokens. `plan` changes nothing; `computed` tells of a step that is over."""
+
+    def __init__(self, n_ubatch: int, settings: Scheduling | None = None) -> None:
+        self.settings = settings or Scheduling()
+        self.prices = StepPrices()
+        self._n_ubatch = n_ubatch
+        self._turns = Turns()
+        self._owed = 0.0
+        """Seconds of decode steps that a whole ubatch has to be made up for with."""
+        self._n_whole = 0
+        """Such steps since a small one was tried."""
+        self._first = 0
+        """Of the sequences that decode, where a step cannot take all of them."""
+
+    def plan(self, running: Sequence[Work]) -> StepPlan:
+        """The next step for what runs; without parts if nothing does."""
+        decoding = self._rows([work for work in running if work.decoding])
+        reading = [work for work in running if not work.decoding]
+        parts = [(work.index, 1) for work in decoding]
+        kind, left = self._room(decoding, reading)
+        places = {work.number: work.index for work in reading}
+        order = self._turns.order([work.prompt for work in reading])
+        if kind is Kind.FULL:
+            left = self._in_time(order, len(decoding), left)
+        for prompt in order:
+            if left <= 0:
+                break
+            n = min(prompt.n_left, left)
+            parts.append((places[prompt.number], n))
             left -= n
-    return StepPlan(tuple(parts), budget - left)
+        n_prompt = sum(n for _, n in parts[len(decoding) :])
+        return StepPlan(tuple(parts), len(decoding), n_prompt, kind if n_prompt else Kind.DECODE)
+
+    def computed(self, plan: StepPlan, running: Sequence[Work], seconds: float) -> None:
+        """`plan`, which was made for `running`, was computed in so many seconds."""
+        self.prices.observe(plan.n_decode, plan.n_prompt, seconds)
+        numbers = {work.index: work.number for work in running}
+        tokens = {numbers[index]: n for index, n in plan.parts[plan.n_decode :]}
+        self._turns.computed([work.prompt for work in running if not work.decoding], tokens)
+        share = self.settings.decode_share
+        if plan.kind is Kind.WHOLE:
+            self._owed = seconds * share / (1 - share)
+            self._n_whole = self._n_whole + 1 if plan.n_prompt > FIRST_TRIED else 0
+        elif plan.kind is Kind.DECODE:
+            self._owed = max(0.0, self._owed - seconds)
+        elif plan.kind is Kind.FULL:
+            self._owed = 0.0
+        self._first += plan.n_decode
+
+    def _rows(self, decoding: list[Work]) -> list[Work]:
+        """All of them, or as many as a step takes, in turn."""
+        if len(decoding) <= self._n_ubatch:
+            return decoding
+        first = self._first % len(decoding)
+        return (decoding[first:] + decoding[:first])[: self._n_ubatch]
+
+    def _room(self, decoding: Sequence[Work], reading: Sequence[Work]) -> tuple[Kind, int]:
+        """Tokens of prompts that the next step takes, and why."""
+        if not reading:
+            return Kind.DECODE, 0
+        width = len(decoding)
+        all_of_it = self._n_ubatch - width
+        urgent = min(work.rank for work in reading)
+        if not any(work.rank <= urgent for work in decoding):
+            return Kind.FULL, all_of_it
+        if self.prices.age(width) > TIMED_AGAIN:
+            return Kind.DECODE, 0
+        n_left = min(all_of_it, sum(work.n_left for work in reading))
+        if 0 < (untried := self.prices.untried - width) <= n_left:
+            return self._whole(untried)
+        piece = self._piece(width, n_left)
+        if self._prefers_pieces(width, n_left, piece):
+            return Kind.PIECES, max(piece, min(SMALLEST_PIECE, all_of_it))
+        due = TRIED_AGAIN if self.prices.knows_small else TRIED_SOON
+        return self._whole(FIRST_TRIED if self._n_whole >= due else all_of_it)
+
+    def _whole(self, n_tokens: int) -> tuple[Kind, int]:
+        """A step without regard to the target, once decode has had its part of the time."""
+        return (Kind.DECODE, 0) if self._owed > 0 else (Kind.WHOLE, n_tokens)
+
+    def _in_time(self, order: Sequence[Prompt], width: int, most: int) -> int:
+        """How much of `most` tokens a step takes, so that what follows the prompts which it ends does not delay them.
+
+        Not longer than the target's factor; all of it where no prompt ends, or all of them do.
+        """
+        ending = 0
+        for prompt in order:
+            if ending + prompt.n_left > most:
+                break
+            ending += prompt.n_left
+        else:
+            return most
+        if not ending:
+            return most
+        seconds = self.settings.target_latency * self.prices.mixed(width + ending, width)
+        return max(ending, max(self.prices.widest(seconds, width, width + most)) - width)
+
+    def _target(self, width: int) -> float:
+        return self.settings.target_latency * self.prices.decode(width)
+
+    def _piece(self, width: int, n_left: int) -> int:
+        """Tokens of prompts that keep a step within the target; 0: not even one does.
+
+        A step that leaves the hot path pays only where it reads faster than one that stays on it.
+        """
+        sizes = [n for n in self.prices.widest(self._target(width), width, width + n_left) if n]
+        best = max(sizes, key=lambda n: (n - width) / max(self.prices.mixed(n, width), _EXACT), default=width)
+        return best - width
+
+    def _prefers_pieces(self, width: int, n_left: int, piece: int) -> bool:
+        """Whether wide steps cost little beyond their tokens, or a piece costs no more a token than a whole ubatch."""
+        slack = self._target(width) - self.prices.decode(width)
+        if self.prices.fixed - self.prices.decode(width) <= FIXED_PART * slack:
+            return True
+        return piece > 0 and self._extra(width, piece) <= self._extra(width, n_left)
+
+    def _extra(self, width: int, n_prompt: int) -> float:
+        """Seconds that each of so many tokens adds to a step that decodes."""
+        return (self.prices.mixed(width + n_prompt, width) - self.prices.decode(width)) / n_prompt
 
 
 def may_start(n_tokens: int, max_more: int, free_cells: int, others: bool) -> bool:
-    """Whether a sequence of `n_tokens` known tokens and at most `max_more` new ones may take a free sequence id.
+    """Whether a sequence that needs cells for `n_tokens` and for at most `max_more` new ones may take a free id.
 
     Alone (`others` false) it only has to fit as it is.
     """
     headroom = min(HEADROOM, max_more) if others else 1
     return n_tokens + headroom <= free_cells
-
-
-def n_to_send_back(planned: int, free_cells: int, held: Sequence[int]) -> int:
-    """How many of the youngest sequences must give their cells back before `planned` more tokens fit.
-
-    `held` are the cells of the running sequences, oldest first; the oldest one always stays.
-    """
-    n = 0
-    for cells in reversed(held[1:]):
-        if planned <= free_cells:
-            break
-        free_cells += cells
-        n += 1
-    return n

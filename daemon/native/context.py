@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -106,6 +107,45 @@ class Context:
     def last_position(self, seq_id: int) -> int:
         """The largest position that the sequence has in the cache, -1 when it has none."""
         return int(self._lib.llama_memory_seq_pos_max(self.memory, seq_id))
+
+    @property
+    def can_share(self) -> bool:
+        """Whether a sequence can have exactly the beginning of another one, sharing its cells.
+
+        Not where layers keep a state of the last position alone (recurrent, hybrid) or a window (SWA), nor where
+        llama.cpp says that positions cannot be shifted, which is how it marks caches that are no plain cells.
+        """
+        model = self._model
+        if model.is_recurrent_or_hybrid or model.n_swa > 0 or not self.memory:
+            return False
+        return bool(self._lib.llama_memory_can_shift(self.memory))
+
+    def share(self, source: int, target: int, n: int) -> None:
+        """Let `target`, which is empty, have the cells of positions [0, n) of `source` too; only where `can_share`."""
+        self._lib.llama_memory_seq_cp(self.memory, source, target, 0, n)
+
+    def state_size(self, seq_id: int) -> int:
+        """Bytes of a sequence's state."""
+        return int(self._lib.llama_state_seq_get_size(self.pointer, seq_id))
+
+    def save(self, seq_id: int) -> bytearray | None:
+        """The state of a sequence, its cells as they are; None where llama.cpp could not write it.
+
+        Raises:
+            MemoryError: there is no room for it.
+        """
+        state = bytearray(self.state_size(seq_id))
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        written = int(self._lib.llama_state_seq_get_data(self.pointer, buffer, len(state), seq_id))
+        return state if state and written == len(state) else None
+
+    def restore(self, seq_id: int, state: bytearray) -> bool:
+        """Put a saved state into an empty sequence, in whatever cells are free.
+
+        False where llama.cpp refuses it, which may leave a part of it in the sequence.
+        """
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
+        return int(self._lib.llama_state_seq_set_data(self.pointer, buffer, len(state), seq_id)) == len(state)
 
     def close(self) -> None:
         """Free the context and its buffers."""

@@ -93,6 +93,11 @@ class Model:
         """Whether some layers keep a state that cannot be cut back to an earlier position."""
         return bool(self._lib.llama_model_is_recurrent(self.pointer) or self._lib.llama_model_is_hybrid(self.pointer))
 
+    @property
+    def n_swa(self) -> int:
+        """Tokens that layers with a sliding window look back; 0: there is no such layer."""
+        return int(self._lib.llama_model_n_swa(self.pointer))
+
     def suppressed_tokens(self) -> tuple[int, ...]:
         """Token ids that the model's file says must never be generated."""
         count = ctypes.c_int32()

@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daemon.engine.loop import Loop
 from daemon.engine.ports import NO_CELLS
-from daemon.engine.roster import Limits
-from daemon.messages import Adjust, Cancel, Done, Failed, Residency, ResidencySpec, Sampling, Shutdown, Submit, Tokens
-from tests.engine_fakes import BAD_TOKEN, EOS, FakeContext, FakePipe, FakeVocab, next_token
-
-
-class Bench:
-    """A loop with everything around it faked; `run` turns until nothing is left to do."""
-
-    def __init__(self, *, n_ubatch: int = 8, max_sequences: int = 4, kv_cells: int = 256, n_ctx: int = 128) -> None:
-        self.context = FakeContext(kv_cells)
-        self.pipe = FakePipe()
-        ticks = itertools.count()
-        limits = Limits(n_ubatch=n_ubatch, max_sequences=max_sequences, kv_cells=kv_cells, n_ctx=n_ctx)
-        self.loop = Loop(
-            self.context, FakeVocab(), self.pipe, limits, suppressed=(7,), eog=(EOS,), clock=lambda: next(ticks) * 1e-3
-        )
-
-    def run(self, *commands: Submit | Cancel, turns: int = 2000) -> None:
-        self.pipe.put(*commands)
-        self.loop.turn()
-        for _ in range(turns):
-            self.loop.turn()
-            if self.pipe.timeouts[-1] and not self.pipe.inbox:
-                return
-        raise AssertionError("the loop did not come to rest")
-
-
-def submit(request: str, prompt: list[int], n: int = 5, **fields: object) -> Submit:
-    return Submit(id=request, prompt=prompt, max_tokens=n, **fields)  # type: ignore[arg-type]
-
-
-def expected(prompt: list[int], n: int) -> str:
-    tokens = list(prompt)
-    for _ in range(n):
-        tokens.append(next_token(tokens))
-    return "".join(map(chr, tokens[len(prompt) :]))
+from daemon.messages import Adjust, Cancel, Done, Failed, Residency, ResidencySpec, Sampling, Shutdown, Tokens
+from tests.engine_bench import Bench, expected, submit
+from tests.engine_fakes import BAD_TOKEN, EOS, FakeCell, next_token
 
 
 def test_one_request_is_computed_in_chunks_and_ends_once() -> None:
@@ -79,16 +44,18 @@ def test_sequences_join_between_steps_and_do_not_disturb_each_other() -> None:
         assert bench.pipe.text(request) == expected(prompt, n)
 
 
-def test_decode_goes_first_and_prompts_share_what_is_left() -> None:
+def test_decode_goes_first_and_short_prompts_before_long_ones() -> None:
     bench = Bench(n_ubatch=8)
     bench.pipe.put(submit("a", [101], 30))
     bench.loop.turn()
     bench.pipe.put(submit("b", list(range(100, 130)), 1), submit("c", [105], 1))
+    for _ in range(3):
+        bench.loop.turn()
+        assert [row[2] for row in bench.context.batches[-1]] == [0], "what a step without prompts takes is to be known"
     bench.loop.turn()
     seq_ids = [row[2] for row in bench.context.batches[-1]]
-    assert seq_ids[0] == 0, "the decoding sequence has the first row"
-    assert len(seq_ids) == 8
-    assert set(seq_ids[1:]) == {1}, "the older prompt goes before the younger one"
+    assert seq_ids[:2] == [0, 2], "the decoding sequence has the first row, then comes the shorter prompt"
+    assert set(seq_ids[2:]) == {1}
 
 
 def test_all_tokens_of_a_step_travel_in_one_message() -> None:
@@ -320,7 +287,7 @@ def test_what_status_says_is_sent_when_it_is_news() -> None:
 
 def test_cells_that_leak_end_the_engine_loudly() -> None:
     bench = Bench()
-    bench.context.cells[2] = [1, 2, 3]
+    bench.context.cells[2] = [FakeCell(1)]
     with pytest.raises(RuntimeError, match="still hold cells"):
         bench.loop.snapshot()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from daemon.engine import sizes
 from daemon.engine.logprobs import log_softmax_top
 from daemon.engine.sampling import NEVER, Stage, chain, history_needed
-from daemon.engine.scheduler import HEADROOM, Work, may_start, n_to_send_back, plan_step
+from daemon.engine.scheduler import HEADROOM, may_start
 from daemon.engine.stops import StopMatcher, TextOut
 from daemon.engine.times import TimeLog
 from daemon.messages import Sampling
@@ -62,21 +62,6 @@ def test_text_out_ends_an_unfinished_character_and_may_still_find_a_stop() -> No
     assert out.stop_word == "\ufffd"
 
 
-@given(st.lists(st.tuples(st.integers(1, 500), st.booleans()), min_size=1, max_size=12), st.integers(12, 256))
-def test_a_step_never_exceeds_its_budget_and_decode_always_goes(seqs: list[tuple[int, bool]], budget: int) -> None:
-    work = [Work(i, 1 if decoding else n, decoding) for i, (n, decoding) in enumerate(seqs)]
-    plan = plan_step(work, budget)
-    parts = dict(plan.parts)
-    assert plan.n_tokens == sum(parts.values()) <= budget
-    assert all(parts[w.index] == 1 for w in work if w.decoding)
-    assert all(1 <= n <= work[i].n_left for i, n in parts.items())
-    started = [w for w in work if not w.decoding]
-    full = [w for w in started if parts.get(w.index) == w.n_left]
-    assert started[: len(full)] == full, "prompts are finished in order of arrival"
-    if any(w.index not in parts for w in work):
-        assert plan.n_tokens == budget
-
-
 @pytest.mark.parametrize(
     ("n_tokens", "more", "free", "others", "starts"),
     [
@@ -89,16 +74,6 @@ def test_a_step_never_exceeds_its_budget_and_decode_always_goes(seqs: list[tuple
 )
 def test_who_may_start(n_tokens: int, more: int, free: int, others: bool, starts: bool) -> None:
     assert may_start(n_tokens, more, free, others) is starts
-
-
-@given(st.integers(1, 64), st.integers(0, 64), st.lists(st.integers(0, 50), min_size=1, max_size=6))
-def test_no_more_are_sent_back_than_needed_and_never_the_oldest(planned: int, free: int, held: list[int]) -> None:
-    n = n_to_send_back(planned, free, held)
-    assert 0 <= n < len(held)
-    if n:
-        assert free + sum(held[len(held) - n + 1 :]) < planned
-    if n < len(held) - 1:
-        assert free + sum(held[len(held) - n :]) >= planned
 
 
 def names(sampling: Sampling, **more: object) -> list[str]:

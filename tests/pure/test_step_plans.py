@@ -1,0 +1,382 @@
+"""Step plans: prices, whose turn it is, how much of a prompt a step takes, and what that comes to in whole scripts."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.engine.scheduler import SMALLEST_PIECE, TIMED_AGAIN, Kind, Scheduler, StepPlan, Work
+from daemon.engine.step_prices import FIRST_TRIED, Curve, StepPrices
+from daemon.engine.turns import CLASS_STEP, Prompt, Turns
+from daemon.messages import Scheduling
+from tests.scheduling_replay import (
+    Arrival,
+    FirstComeFirstServed,
+    Machine,
+    Replayed,
+    chats_and_long_prompts,
+    cpu,
+    replay,
+    resident,
+    spilled,
+    steady,
+)
+
+# -- prices
+
+
+def test_a_price_is_the_median_of_its_bin_and_linear_between_bins() -> None:
+    curve = Curve(int.bit_length)
+    for seconds in (1.0, 1.1, 30.0):
+        curve.add(64, seconds)
+    curve.add(256, 5.1)
+    assert curve.price(64) == pytest.approx(1.1)
+    assert curve.price(160) == pytest.approx(3.1)
+    assert curve.price(512) == pytest.approx(5.1 + 256 * 4 / 192), "beyond the last point it goes on"
+
+
+def test_a_price_follows_what_changed() -> None:
+    curve = Curve(int.bit_length)
+    for seconds in (*[1.0] * 9, *[3.0] * 5):
+        curve.add(64, seconds)
+    assert curve.price(64) == 3.0
+
+
+def test_an_empty_curve_costs_nothing_and_a_single_point_is_proportional() -> None:
+    curve = Curve(int.bit_length)
+    assert (curve.price(9), curve.fixed(), bool(curve)) == (0.0, 0.0, False)
+    curve.add(100, 2.0)
+    assert (curve.price(50), curve.fixed(), bool(curve)) == (1.0, 0.0, True)
+
+
+def test_more_tokens_never_cost_less() -> None:
+    curve = Curve(int.bit_length)
+    curve.add(100, 9.0)
+    curve.add(200, 1.0)
+    curve.add(400, 2.0)
+    assert [curve.price(n) for n in (100, 200, 300)] == [1.0, 1.0, 1.5]
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1), st.floats(1e-5, 1e-2), st.lists(st.sampled_from([32, 64, 128, 512, 4096]), max_size=20))
+def test_the_fixed_price_of_a_line_is_found_in_spite_of_slow_steps(fixed: float, each: float, sizes: list[int]) -> None:
+    curve = Curve(int.bit_length)
+    for n in sizes:
+        for slow in (1, 1, 7, 1, 1):
+            curve.add(n, slow * (fixed + each * n))
+    if len(curve.sizes) > 1:
+        assert curve.fixed() == pytest.approx(fixed, abs=1e-6)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 2)), max_size=12),
+    st.floats(0, 3), st.integers(1, 600), st.integers(0, 600),
+)  # fmt: skip
+def test_the_widest_step_within_a_time_is_the_widest(
+    known: list[tuple[int, float]], seconds: float, low: int, more: int
+) -> None:
+    curve = Curve(int.bit_length)
+    for n, took in known:
+        curve.add(n, took)
+    found = curve.widest(seconds, low, low + more)
+    assert low - 1 <= found <= low + more
+    assert found < low or curve.price(found) <= seconds + 1e-6
+    assert found == low + more or curve.price(found + 1) >= seconds - 1e-6
+
+
+def test_narrow_and_wide_steps_are_priced_apart() -> None:
+    prices = StepPrices()
+    for n in (1, 4, 16, 31):
+        prices.observe(4, n - 4 if n > 4 else n, spilled(n))
+    for n in (64, 512):
+        prices.observe(4, n - 4, spilled(n))
+    assert prices.mixed(31, 4) == pytest.approx(spilled(31), rel=0.1)
+    assert prices.mixed(32, 4) == pytest.approx(spilled(32), rel=0.01)
+    assert prices.fixed == pytest.approx(0.28)
+
+
+# -- turns
+
+
+def prompt(number: int, n_left: int, rank: int = 1, client: str = "") -> Prompt:
+    return Prompt(number, n_left, rank, client)
+
+
+def test_the_better_class_goes_first_then_the_shorter_then_the_older() -> None:
+    prompts = [prompt(1, 5, 2), prompt(2, 4000), prompt(3, 30), prompt(4, 30), prompt(5, 4000, 0)]
+    assert [one.number for one in Turns().order(prompts)] == [5, 3, 4, 2, 1]
+
+
+def read(prompts: list[Prompt], budget: int, turns: Turns) -> list[Prompt]:
+    """Compute a step of `budget` tokens of the first in line; returns what is left."""
+    first = turns.order(prompts)[0]
+    n = min(budget, first.n_left)
+    turns.computed(prompts, {first.number: n})
+    rest = [prompt(one.number, one.n_left - n if one is first else one.n_left, one.rank, one.client) for one in prompts]
+    return [one for one in rest if one.n_left]
+
+
+def test_a_long_prompt_is_passed_by_no_more_than_its_own_length() -> None:
+    turns, left, passed = Turns(), [prompt(0, 1000)], 0
+    for number in range(1, 1000):
+        left = read([*left, prompt(number, 50)], 50, turns)
+        passed += 50
+        if next(one.n_left for one in left if one.number == 0) < 1000:
+            break
+    assert 900 <= passed <= 1100
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_no_class_starves(rank: int) -> None:
+    turns, left, passed = Turns(), [prompt(0, 1000, rank)], 0
+    for number in range(1, 40_000):
+        left = read([*left, prompt(number, 50, 0)], 50, turns)
+        passed += 50
+        if not any(one.number == 0 for one in left):
+            break
+    assert rank * CLASS_STEP < passed < 8 * rank * (CLASS_STEP + 1000)
+
+
+def test_many_prompts_of_one_client_bring_it_no_larger_part() -> None:
+    turns = Turns()
+    left = [prompt(i, 1000, 1, "many") for i in range(6)] + [prompt(6, 1000, 1, "one")]
+    for _ in range(50):
+        left = read(left, 50, turns)
+    assert not any(one.client == "one" for one in left), "of 2500 tokens it had its 1000, not a seventh"
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_every_prompt_is_read_whatever_comes(data: st.DataObject) -> None:
+    """Bounded waiting: by what has to be read before it, and what its class lets pass."""
+    turns, waiting, number = Turns(), [prompt(0, 600, 2, "slow")], 1
+    for _ in range(6000):
+        if len(waiting) < 5:
+            n, rank = data.draw(st.integers(1, 400)) if number < 30 else 300, number % 3 % 2
+            waiting.append(prompt(number, n, rank, str(number % 4)))
+            number += 1
+        waiting = read(waiting, 512, turns)
+        if not any(one.number == 0 for one in waiting):
+            return
+    raise AssertionError("the background prompt was never read")
+
+
+# -- plans
+
+
+def work(*, decoding: int, prompts: tuple[int, ...] = (), rank: int = 1) -> list[Work]:
+    rows = [Work(i, i, 1, True) for i in range(decoding)]
+    return rows + [Work(decoding + i, decoding + i, n, False, rank) for i, n in enumerate(prompts)]
+
+
+def taught(machine: Machine = cpu, settings: Scheduling | None = None, n_ubatch: int = 512) -> Scheduler:
+    """A scheduler that knows a machine."""
+    scheduler = Scheduler(n_ubatch, settings)
+    for width in range(1, 9):
+        for n in (8, 16, 24, 64, 256, 500):
+            scheduler.prices.observe(width, n - width if n > width else 1, machine(max(n, width + 1)))
+    for width in [*range(1, 9)] * 3:
+        scheduler.prices.observe(width, 0, machine(width))
+    return scheduler
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.booleans(), st.integers(0, 2)), max_size=80),
+    st.integers(32, 512),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 500), st.floats(1e-6, 5)), max_size=30),
+    st.floats(1.1, 100), st.floats(0.05, 0.95),
+)  # fmt: skip
+def test_a_plan_fits_takes_nothing_twice_and_always_computes_something(
+    seqs: list[tuple[int, bool, int]],
+    n_ubatch: int,
+    seen: list[tuple[int, int, float]],
+    factor: float,
+    share: float,
+) -> None:
+    scheduler = Scheduler(n_ubatch, Scheduling(target_latency=factor, decode_share=share))
+    for n_decode, n_prompt, seconds in seen:
+        if n_decode + n_prompt:
+            scheduler.prices.observe(n_decode, n_prompt, seconds)
+    running = [Work(i, 100 + i, 1 if decoding else n, decoding, rank) for i, (n, decoding, rank) in enumerate(seqs)]
+    for _ in range(4):
+        plan = scheduler.plan(running)
+        assert plan == scheduler.plan(running), "a plan changes nothing"
+        parts = dict(plan.parts)
+        assert len(parts) == len(plan.parts)
+        assert plan.n_tokens == sum(parts.values()) <= n_ubatch
+        assert all(1 <= n <= running[i].n_left for i, n in parts.items())
+        rows = [i for i in parts if running[i].decoding]
+        assert rows == [i for i, _ in plan.parts[: plan.n_decode]]
+        assert len(rows) == min(n_ubatch, sum(one.decoding for one in running))
+        assert bool(parts) == bool(running)
+        if running:
+            scheduler.computed(plan, running, 0.01)
+
+
+def test_more_sequences_than_a_step_has_rows_take_turns() -> None:
+    scheduler, running, rows = Scheduler(32), work(decoding=50), [0] * 50
+    for _ in range(100):
+        plan = scheduler.plan(running)
+        for index, _ in plan.parts:
+            rows[index] += 1
+        scheduler.computed(plan, running, 0.01)
+    assert max(rows) - min(rows) <= 2
+
+
+def test_alone_a_prompt_has_the_whole_step() -> None:
+    plan = Scheduler(512).plan(work(decoding=0, prompts=(4000,)))
+    assert (plan.kind, plan.n_prompt) == (Kind.FULL, 512)
+    plan = Scheduler(512).plan(work(decoding=0, prompts=(300, 100, 400)))
+    assert plan.parts == ((1, 100), (0, 300), (2, 112)), "the shortest first, and none of the step is left"
+
+
+def test_what_follows_a_short_prompt_does_not_delay_its_answer_for_long() -> None:
+    prompts = work(decoding=0, prompts=(50, 4000))
+    plan = taught().plan(prompts)
+    assert plan.parts[0] == (0, 50)
+    assert cpu(plan.n_tokens) == pytest.approx(2 * cpu(50), rel=0.1)
+    assert taught(spilled).plan(prompts).n_tokens == 512, "where more tokens cost little, the step is full"
+    assert taught().plan(work(decoding=0, prompts=(50, 60))).n_tokens == 110
+
+
+def test_pieces_fill_a_step_up_to_the_target() -> None:
+    for factor in (2.0, 4.0, 8.0):
+        plan = taught(settings=Scheduling(target_latency=factor)).plan(work(decoding=8, prompts=(4000,)))
+        assert plan.kind is Kind.PIECES
+        assert cpu(plan.n_tokens) == pytest.approx(factor * cpu(8), rel=0.15)
+
+
+def test_a_target_that_nothing_meets_still_lets_prompts_come_to_their_end() -> None:
+    plan = taught(settings=Scheduling(target_latency=1.1)).plan(work(decoding=1, prompts=(4000,)))
+    assert plan.n_prompt == SMALLEST_PIECE
+
+
+def test_the_price_without_prompts_is_timed_first_and_again() -> None:
+    scheduler = Scheduler(512)
+    running = work(decoding=2, prompts=(100_000,))
+    kinds = []
+    for _ in range(3 * TIMED_AGAIN):
+        plan = scheduler.plan(running)
+        kinds.append(plan.kind)
+        scheduler.computed(plan, running, cpu(plan.n_tokens))
+    assert kinds[:3] == [Kind.DECODE] * 3
+    assert 1 <= kinds[80:].count(Kind.DECODE) <= 3
+
+
+def test_where_a_step_has_a_high_price_whole_ubatches_alternate_with_decode_steps() -> None:
+    scheduler, running, spent = taught(spilled), work(decoding=4, prompts=(100_000,)), {True: 0.0, False: 0.0}
+    for _ in range(400):
+        plan = scheduler.plan(running)
+        assert plan.kind in (Kind.DECODE, Kind.WHOLE)
+        assert plan.n_tokens in (4, 512, 4 + FIRST_TRIED)
+        seconds = spilled(plan.n_tokens)
+        spent[plan.kind is Kind.DECODE] += seconds
+        scheduler.computed(plan, running, seconds)
+    assert spent[True] / sum(spent.values()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_short_prompt_stays_on_the_hot_path_where_that_costs_less_than_leaving_it() -> None:
+    plan = taught(spilled).plan(work(decoding=4, prompts=(12,)))
+    assert plan.kind is Kind.PIECES
+    assert plan.n_tokens <= 31
+
+
+def test_what_wide_steps_cost_is_tried_before_it_is_judged() -> None:
+    """A single size says nothing of a fixed price: 100 tokens that took 0.33 s may cost 0.05 s more for each 15."""
+    scheduler = Scheduler(512)
+    scheduler.prices.observe(0, 100, spilled(100))
+    running, kinds = work(decoding=4, prompts=(50_000,)), list[StepPlan]()
+    for _ in range(60):
+        plan = scheduler.plan(running)
+        kinds.append(plan)
+        scheduler.computed(plan, running, spilled(plan.n_tokens))
+    sizes = [plan.n_tokens for plan in kinds if plan.kind is Kind.WHOLE]
+    assert sizes[:2] == [200, 512]
+    assert not any(plan.kind is Kind.PIECES for plan in kinds)
+
+
+def test_a_machine_that_has_become_cheaper_is_noticed() -> None:
+    """As when experts have come into VRAM: small steps are tried again now and then."""
+    scheduler, running = taught(spilled), work(decoding=4, prompts=(500_000,))
+    kinds = list[Kind]()
+    for _ in range(3000):
+        plan = scheduler.plan(running)
+        kinds.append(plan.kind)
+        scheduler.computed(plan, running, resident(plan.n_tokens))
+    assert Kind.WHOLE in kinds[:50]
+    assert Kind.WHOLE not in kinds[-500:]
+
+
+def test_background_answers_do_not_slow_an_interactive_prompt() -> None:
+    running = [Work(0, 0, 1, True, 2), Work(1, 1, 4000, False, 0)]
+    assert taught().plan(running).kind is Kind.FULL
+    assert taught().plan([Work(0, 0, 1, True, 0), running[1]]).kind is Kind.PIECES
+
+
+# -- whole scripts
+
+
+def p95(values: list[float]) -> float:
+    return float(np.percentile(values, 95))
+
+
+def ours(script: list[Arrival], machine: Machine, **more: object) -> Replayed:
+    return replay(script, machine, Scheduler(512), **more)  # type: ignore[arg-type]
+
+
+def test_chats_beside_long_prompts_are_twice_as_even_at_the_same_throughput() -> None:
+    """Prompts that always wait for their turn: most tokens of the chats come beside one of them."""
+    script = chats_and_long_prompts(every=12.0)
+    found = ours(script, cpu)
+    best = max(
+        (replay(script, cpu, FirstComeFirstServed(n), n_ubatch=min(n, 512)) for n in (2048, 256, 64)),
+        key=lambda one: one.throughput,
+    )
+    assert p95(found.gaps("chat")) <= 0.5 * p95(best.gaps("chat"))
+    assert p95(found.first("chat")) <= 0.5 * p95(best.first("chat"))
+    assert found.throughput >= 0.95 * best.throughput
+
+
+def test_beside_a_stream_of_long_prompts_both_keep_their_half() -> None:
+    """Experts that are copied: 4,096-token prompts one after the other, four chats."""
+    alone = ours(steady(0, 8), spilled)
+    speed_alone = sum(plan.n_prompt for plan in alone.plans) / alone.seconds
+    chats = ours(steady(4, 0), spilled, until=20.0)
+    both = ours(steady(4, 200), spilled, until=60.0, max_sequences=5)
+    read = sum(plan.n_prompt for plan in both.plans)
+    assert read / both.seconds >= 0.45 * speed_alone
+    assert both.between(10, 60, "chat") / 50 >= 0.45 * chats.between(10, 20, "chat") / 10
+
+
+@pytest.mark.parametrize("machine", [cpu, spilled, resident])
+def test_single_slow_steps_change_little(machine: Machine) -> None:
+    """Not even where they come first, and are all that is known at the beginning."""
+    script = steady(8, 40, 2000)
+    even = ours(script, machine, until=40.0)
+    shaken = ours(script, machine, until=40.0, noise=random.Random(3))
+    for kind in (Kind.PIECES, Kind.WHOLE):
+        sizes = [[plan.n_prompt for plan in one.plans[200:] if plan.kind is kind] for one in (even, shaken)]
+        n_even, n_shaken = (np.median(one) if len(one) > 5 else 0 for one in sizes)
+        assert n_shaken == pytest.approx(n_even, rel=0.25)
+
+
+def test_nobody_with_a_short_prompt_waits_behind_a_long_one() -> None:
+    short = [Arrival(5.0 + i, 60, 5, "short", client="b") for i in range(5)]
+    script = [*steady(2, 0), Arrival(1.0, 30_000, 1, "long", client="a"), *short]
+    first = ours(script, cpu, until=15.0).first("short")
+    assert len(first) == 5
+    assert max(first) < 0.5
+
+
+def test_background_prompts_leave_the_interactive_their_time() -> None:
+    background = [Arrival(0.1 * i, 4000, 1, "slow", 2, "b") for i in range(4)]
+    script = [*steady(1, 0), *background, *(Arrival(3.0 + i, 100, 3, "now", 0, "a") for i in range(5))]
+    found = ours(script, cpu, until=40.0)
+    assert max(found.first("now")) < 0.5
+    assert found.first("slow"), "it makes progress"
