@@ -144,8 +144,8 @@ class Admission:
         """All that wait, those that are next first."""
         now = self._clock()
         return [
-            Waiting(one.id, place, one.submit.priority, one.submit.client, now - one.arrived)
-            for place, one in enumerate((*self._anew, *self._queue.order()))
+            Waiting(one.id, one.position or 0, one.submit.priority, one.submit.client, now - one.arrived)
+            for one in (*self._anew, *self._queue.order())
         ]
 
     def refresh(self) -> None:
@@ -288,7 +288,7 @@ class Admission:
         for ticket, task in anew.items():
             task.cancel()
             self._places.leave(ticket.submit, ticket.cost)
-        waiting = self._queue.order()
+        waiting = list(self._queue.order())
         for ticket in waiting:
             self._queue.remove(ticket)
         for ticket in (*anew, *waiting):

@@ -8,7 +8,7 @@ robin", SIGCOMM 1995), with costs in tokens in the place of bytes. Between class
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar, get_args
 
@@ -91,23 +91,21 @@ class FairQueue(Generic[T]):
                 return entry.item
         return None
 
-    def order(self) -> list[T]:
+    def order(self) -> Iterator[T]:
         """All of them, in the order in which they would be served if nothing came and each might start."""
-        return list(self._ranks())
+        copy = self._copy()
+        while (item := copy.pop(lambda entry, due: True)) is not None:
+            yield item
 
     def position(self, item: T) -> int | None:
         """0-based place in `order`; None where it does not wait."""
-        return self._ranks().get(item)
+        if item not in self._entries:
+            return None
+        if self._places is None:
+            self._places = {each: place for place, each in enumerate(self.order())}
+        return self._places[item]
 
     # -- inside
-
-    def _ranks(self) -> dict[T, int]:
-        if self._places is None:
-            copy, ranks = self._copy(), dict[T, int]()
-            while (item := copy.pop(lambda entry, due: True)) is not None:
-                ranks[item] = len(ranks)
-            self._places = ranks
-        return self._places
 
     def _copy(self) -> FairQueue[T]:
         copy: FairQueue[T] = FairQueue()
@@ -180,16 +178,17 @@ class _Line(Generic[T]):
         self._removed(entry.client)
 
     def pop(self, may: Callable[[Entry[T]], bool]) -> Entry[T] | None:
-        able = {client for client in self._ring if may(self._queues[client][0])}
-        while able:
+        able: dict[str, bool] = {}
+        granted = self._granted.copy()
+        while any(able.values()) or len(able) < len(self._ring):
             client = self._ring[0]
-            if client in able and self._affords(client):
-                entry = self._queues[client].popleft()
-                self._deficits[client] -= entry.cost
-                self._removed(client)
-                return entry
+            if client not in able:
+                able[client] = may(self._queues[client][0])
+            if able[client] and self._affords(client):
+                return self._serve(client)
             self._granted.discard(client)
             self._ring.rotate(-1)
+        self._granted = granted  # nobody may: it is the turn of the same one as before
         return None
 
     def copy(self) -> _Line[T]:
@@ -198,6 +197,12 @@ class _Line(Generic[T]):
         copy._queues = {client: queue.copy() for client, queue in self._queues.items()}
         copy._ring, copy._deficits, copy._granted = self._ring.copy(), self._deficits.copy(), self._granted.copy()
         return copy
+
+    def _serve(self, client: str) -> Entry[T]:
+        entry = self._queues[client].popleft()
+        self._deficits[client] -= entry.cost
+        self._removed(client)
+        return entry
 
     def _affords(self, client: str) -> bool:
         if client not in self._granted:

@@ -20,11 +20,12 @@ class ServiceTimes:
         self._prompts, self._answers, self._lengths = _Mean(), _Mean(), _Mean()
 
     def learn(self, done: Done) -> None:
-        """An answer is complete; one that was cancelled says nothing of its length."""
+        """An answer is over; one that was cancelled says nothing: how much of its prompt was read is not known."""
+        if done.finish_reason == "cancelled":
+            return
         self._prompts.add(done.prompt_ms / 1000, done.n_prompt - done.n_cached)
         self._answers.add(done.predicted_ms / 1000, done.n_predicted)
-        if done.finish_reason != "cancelled":
-            self._lengths.add(done.n_predicted, 1)
+        self._lengths.add(done.n_predicted, 1)
 
     def tokens(self, max_tokens: int) -> int:
         """How long an answer is likely to become that may have `max_tokens`."""

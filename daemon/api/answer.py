@@ -88,6 +88,8 @@ class Answer:
         self.done = done
         if done.finish_reason == "cancelled":
             self._metrics.cancelled(self.stage)
+        if not self.ticket.begun:
+            return
         priority = self.planned.submit.priority
         self._metrics.answered(done, priority, self.queue_ms / 1000, self.n_tokens)
 

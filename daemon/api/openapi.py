@@ -11,7 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from daemon.api import standing
 from daemon.api.routes import TABLE, Endpoint
+from daemon.fair_queue import CLASSES
 
 _REF = "#/components/schemas/{model}"
 OPENAPI_PATH = "/openapi.json"
@@ -64,14 +66,35 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "responses": {str(status): _response(endpoint, status) for status in endpoint.statuses},
     }
     operation["responses"]["default"] = _json("An error.", {"$ref": _REF.format(model="Error")})
-    names = re.findall(r"{(\w+)}", endpoint.path)
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", endpoint.path)]
+    if endpoint.streams:
+        parameters.append(_class_header())
+        operation["responses"]["429"] = _too_many()
+    if parameters:
+        operation["parameters"] = parameters
     if endpoint.body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(endpoint.body)}}}
     return operation
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _class_header() -> dict[str, Any]:
+    return {
+        "name": standing.HEADER,
+        "in": "header",
+        "required": False,
+        "description": "The class of the request, where service_tier does not say it.",
+        "schema": {"type": "string", "enum": list(CLASSES)},
+    }
+
+
+def _too_many() -> dict[str, Any]:
+    response = _json("No room in the queue, for anybody or for this client.", {"$ref": _REF.format(model="Error")})
+    seconds = {"description": "Seconds until there is likely to be room.", "schema": {"type": "integer", "minimum": 1}}
+    return response | {"headers": {"Retry-After": seconds}}
 
 
 def _response(endpoint: Endpoint, status: int) -> dict[str, Any]:

@@ -38,8 +38,20 @@ async def test_document_is_whole(daemon: Daemon) -> None:
     for path, item in operations:
         assert item["summary"]
         assert all(response["description"] for response in item["responses"].values())
-        named = {parameter["name"] for parameter in item.get("parameters", [])}
+        named = {parameter["name"] for parameter in item.get("parameters", []) if parameter["in"] == "path"}
         assert named == set(re.findall(r"{(\w+)}", path))
+
+
+def test_what_generates_takes_a_class_and_may_find_no_room() -> None:
+    paths = document("x")["paths"]
+    for path, methods in paths.items():
+        for item in methods.values():
+            headers = [one for one in item.get("parameters", []) if one["in"] == "header"]
+            generates = path in ("/v1/chat/completions", "/v1/completions", "/completion")
+            assert ("429" in item["responses"]) == bool(headers) == generates
+    item = paths["/v1/completions"]["post"]
+    assert [one["schema"]["enum"] for one in item["parameters"]] == [["interactive", "normal", "background"]]
+    assert "Retry-After" in item["responses"]["429"]["headers"]
 
 
 def references(node: Any) -> Iterator[str]:

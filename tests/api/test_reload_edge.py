@@ -43,6 +43,19 @@ async def test_a_key_that_is_removed_is_refused_at_once(start: Start, tmp_path: 
     assert status["pending"] == [{"key": "http.port", "effect": "restart"}]
 
 
+async def test_a_class_before_a_key_and_limits_of_the_queue_apply_at_once(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[http]\nkeys = ['first-key']\n")
+    daemon: Daemon = await start(http={"keys": ["first-key"]})
+    running = reloading(daemon, file)
+    file.write_text("[http]\nkeys = ['background:first-key']\n[queue]\nclient_waiting = 3\n")
+    await running.reload("command")
+    body = {"messages": [{"role": "user", "content": "Hi"}], "service_tier": "priority"}
+    assert (await daemon.post("/v1/chat/completions", body, headers=FIRST)).status == 200
+    assert daemon.fakes.admission.submits[0].priority == "background"
+    assert (daemon.fakes.services.config.queue.client_waiting, daemon.fakes.admission.n_refreshed) == (3, 1)
+
+
 async def test_a_rejected_file_is_in_status_and_metrics_without_its_path(daemon: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text("[log]\nlevel = 'info'\n")

@@ -135,7 +135,7 @@ GOOD: Answers = {
     "/health": (200, b'{"status": "ok"}'),
     "/metrics": (200, b"# TYPE hotset_running gauge\nhotset_running 1.0\n"),
     "/v1/residency": (200, MOVING.model_dump_json().encode()),
-    "/slots": (200, b'[{"id": 0, "is_processing": true}]'),
+    "/slots": (200, b'[{"id": 0, "is_processing": true}, {"id": -1, "is_processing": false}]'),
 }
 
 
@@ -164,6 +164,7 @@ def test_the_answers_of_this_test_are_good_ones() -> None:
         ("/v1/residency", 200, json.dumps(MOVING.model_dump() | {"new": 1}).encode()),
         ("/v1/residency", 403, b"no"),
         ("/slots", 200, b'[{"id": 0}]'),
+        ("/slots", 200, b'[{"is_processing": true}]'),
         ("/slots", 501, b"{}"),
     ],
 )

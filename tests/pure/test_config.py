@@ -212,6 +212,28 @@ def test_keys_come_from_the_file_too(tmp_path: Path) -> None:
         assert caught.value.problems[0][0] == "http.keys_file"
 
 
+@pytest.mark.parametrize(
+    ("text", "priority", "key"),
+    [
+        ("background:long-enough", "background", "long-enough"),
+        ("normal:long-enough", "normal", "long-enough"),
+        ("interactive:normal:long", "interactive", "normal:long"),
+        ("urgent:long-enough", None, "urgent:long-enough"),
+        ("long-enough", None, "long-enough"),
+    ],
+)
+def test_a_class_may_stand_before_a_key(tmp_path: Path, text: str, priority: str | None, key: str) -> None:
+    assert config.split_key(text) == (priority, key)
+    (tmp_path / "keys").write_text(text, "utf-8")
+    loaded = Config.model_validate({"http": {"keys": [text], "keys_file": str(tmp_path / "keys")}})
+    assert config.api_keys(loaded) == (text, text)
+
+
+def test_a_class_does_not_make_a_key_longer() -> None:
+    with pytest.raises(ConfigError, match=r"http\.keys: a key needs at least 8"):
+        config.load(None, {"HOTSET_HTTP_KEYS": "background:short"})
+
+
 @pytest.mark.parametrize("host", ["127.example.org", "127.0.0.1.evil.net", "::", "localhost.example.org"])
 def test_only_addresses_of_this_machine_are_loopback(host: str) -> None:
     assert not config.is_loopback(host)

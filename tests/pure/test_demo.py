@@ -62,7 +62,7 @@ def port() -> int:
 
 def test_where_the_service_is_found_and_with_which_key(tmp_path: Path, port: int) -> None:
     file = tmp_path / "config.toml"
-    (tmp_path / "keys").write_text("from-a-file\n")
+    (tmp_path / "keys").write_text("background:from-a-file\n")
     file.write_text(f'[http]\nhost = "0.0.0.0"\nport = {port}\nkeys_file = "keys"\n')
     found = settings.read(file, "rpc:127.0.0.1:5", "25%", {"PATH": "/bin"})
     assert (found.url, found.key) == (f"http://127.0.0.1:{port}", "from-a-file")

@@ -75,7 +75,7 @@ def test_a_class_that_others_went_before_so_often_is_next_and_is_told_so() -> No
     line = Line()
     background, normal = line.push(priority="background"), line.push(priority="normal")
     quick = [line.push(priority="interactive") for _ in range(SHARE + 3)]
-    assert line.queue.order() == [*quick[:SHARE], background, normal, *quick[SHARE:]]
+    assert list(line.queue.order()) == [*quick[:SHARE], background, normal, *quick[SHARE:]]
     assert [line.pop() for _ in range(SHARE)] == quick[:SHARE]
     told: dict[Priority, bool] = {}
 
@@ -115,6 +115,17 @@ def test_what_is_not_there_cannot_be_removed() -> None:
     assert (len(line.queue), line.queue.count("normal"), line.queue.count_of("a"), line.rest()) == (0, 0, 0, [])
 
 
+def test_asking_while_nobody_may_start_changes_nothing() -> None:
+    """Else a client whose turn is not over would get another quantum each time."""
+    line = Line()
+    small = [line.push("a", cost=QUANTUM // 2) for _ in range(4)]
+    other = line.push("b", cost=QUANTUM)
+    assert line.pop() == small[0]
+    for _ in range(5):
+        assert line.pop("a", "b") is None
+    assert line.rest() == [small[1], other, *small[2:]]
+
+
 @given(st.lists(COSTS, min_size=1), st.lists(COSTS, min_size=1), st.lists(st.none() | COSTS))
 def test_two_backlogged_clients_of_a_class_stay_close(a: list[int], b: list[int], others: list[int | None]) -> None:
     """Within a quantum and the largest cost since both wait; in any stretch of that within one largest cost more."""
@@ -128,6 +139,7 @@ def test_two_backlogged_clients_of_a_class_stay_close(a: list[int], b: list[int]
     while left["a"] and left["b"]:
         if todo and (cost := todo.popleft()) is not None:
             line.push(f"c{cost % 3}", cost=cost)
+        assert line.pop(*"ab", "c0", "c1", "c2") is None
         item = line.pop()
         assert item is not None
         entry = line.entries[item]
@@ -177,10 +189,10 @@ def test_nothing_is_lost_or_served_twice_and_counts_are_right(moves: list[Move])
             assert line.queue.count(priority) == sum(entry.priority == priority for entry in entries)
         for client in "abc":
             assert line.queue.count_of(client) == sum(entry.client == client for entry in entries)
-        order = line.queue.order()
+        order = list(line.queue.order())
         assert sorted(order) == sorted(inside)
         assert [line.queue.position(item) for item in order] == list(range(len(order)))
-    order = line.queue.order()
+    order = list(line.queue.order())
     assert line.rest() == order
 
 
