@@ -65,13 +65,16 @@ class Curve:
 
         From a single point the price is proportional; beyond the points the nearest two go on.
         """
+        return max(0.0, self._line(n))
+
+    def _line(self, n: float) -> float:
         points = self._points
         if len(points) < 2:
             return points[0][1] * n / points[0][0] if points else 0.0
         i = next((i for i, (at, _) in enumerate(points[1:-1], 1) if n <= at), len(points) - 1)
         (left, low), (right, high) = points[i - 1], points[i]
         slope = (high - low) / (right - left)
-        return max(0.0, low + slope * (n - left))
+        return low + slope * (n - left)
 
     def fixed(self) -> float:
         """Seconds that a step costs whatever its tokens: the line through all points (Theil and Sen's) at 0 tokens.
@@ -96,7 +99,7 @@ class Curve:
         """`price` of ascending sizes: linear between those at the points and at both ends."""
         ends = [float(sizes[0]), float(sizes[-1])]
         knots = sorted({*ends, *(at for at, _ in self._points if ends[0] < at < ends[1])})
-        return np.interp(sizes, knots, [self.price(at) for at in knots])
+        return np.maximum(0.0, np.interp(sizes, knots, [self._line(at) for at in knots]))
 
 
 class StepPrices:
