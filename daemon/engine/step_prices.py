@@ -14,12 +14,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from daemon.hotset.controller import WIDEST_PARTIAL
 
+_N = TypeVar("_N", int, float)
 _KEPT = 9
 """Times of each bin: the median of fewer follows noise, of more it lags behind what has changed."""
 _ENOUGH = 3
@@ -29,30 +31,39 @@ FIRST_TRIED = 64
 _EXACT = 1e-9
 
 
+def _middle(values: list[_N]) -> _N:
+    """The median, of two in the middle the lower one: what goes wrong makes steps slower."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
 class Curve:
     """Seconds by tokens. `bin_of` says which sizes are one point of it."""
 
     def __init__(self, bin_of: Callable[[int], int]) -> None:
         self._bin_of = bin_of
         self._bins: dict[int, deque[tuple[int, float]]] = {}
-        self._points: list[tuple[float, float]] = []
+        self._middles: dict[int, tuple[int, float]] = {}
+        self._points: list[tuple[int, float]] = []
+        self._fixed: float | None = None
 
     def add(self, n: int, seconds: float) -> None:
         """A step of `n` tokens (at least 1) took so long."""
-        self._bins.setdefault(self._bin_of(n), deque(maxlen=_KEPT)).append((n, seconds))
-        points = sorted((median(n for n, _ in kept), median(s for _, s in kept)) for kept in self._bins.values())
-        most = math.inf
+        place = self._bin_of(n)
+        kept = self._bins.setdefault(place, deque(maxlen=_KEPT))
+        kept.append((n, seconds))
+        self._middles[place] = _middle([n for n, _ in kept]), _middle([one for _, one in kept])
+        points, most = sorted(self._middles.values()), math.inf
         for i in reversed(range(len(points))):
             most = min(most, points[i][1])
             points[i] = points[i][0], most
-        self._points = points
+        self._points, self._fixed = points, None
 
     def known(self, n: int) -> int:
         """Times that are kept of the bin of `n` tokens."""
         return len(self._bins.get(self._bin_of(n), ()))
 
     @property
-    def sizes(self) -> list[float]:
+    def sizes(self) -> list[int]:
         """Of the points, ascending."""
         return [n for n, _ in self._points]
 
@@ -81,6 +92,11 @@ class Curve:
 
         0 where less than two points are known.
         """
+        if self._fixed is None:
+            self._fixed = self._intercept()
+        return self._fixed
+
+    def _intercept(self) -> float:
         if len(self._points) < 2:
             return 0.0
         pairs = itertools.combinations(self._points, 2)

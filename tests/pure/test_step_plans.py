@@ -39,6 +39,13 @@ def test_a_price_is_the_median_of_its_bin_and_linear_between_bins() -> None:
     assert curve.price(512) == pytest.approx(5.1 + 256 * 4 / 192), "beyond the last point it goes on"
 
 
+def test_of_two_times_the_shorter_one_counts() -> None:
+    curve = Curve(int.bit_length)
+    curve.add(64, 5.0)
+    curve.add(64, 1.0)
+    assert curve.price(64) == 1.0
+
+
 def test_a_price_follows_what_changed() -> None:
     curve = Curve(int.bit_length)
     for seconds in (*[1.0] * 9, *[3.0] * 5):
@@ -91,8 +98,8 @@ def test_the_widest_step_within_a_time_is_the_widest(
 
 def test_narrow_and_wide_steps_are_priced_apart() -> None:
     prices = StepPrices()
-    for n in (1, 4, 16, 31):
-        prices.observe(4, n - 4 if n > 4 else n, spilled(n))
+    for n in (8, 12, 24, 28, 31):
+        prices.observe(4, n - 4, spilled(n))
     for n in (64, 512):
         prices.observe(4, n - 4, spilled(n))
     assert prices.mixed(31, 4) == pytest.approx(spilled(31), rel=0.1)
