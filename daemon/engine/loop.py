@@ -105,12 +105,12 @@ class Loop:
             self._residency.synchronize()
         self._send()
         if stepped:
-            self._end_of_step(self._clock() - started)
+            self._end_of_step(started)
 
-    def _end_of_step(self, seconds: float) -> None:
-        self._times.add(seconds, self._decode_seconds, self._sample_seconds, self._n_sampled)
+    def _end_of_step(self, started: float) -> None:
         if self._planned is not None:
-            self._scheduler.computed(*self._planned, seconds)
+            self._scheduler.computed(*self._planned, self._clock() - started)
+        self._times.add(self._clock() - started, self._decode_seconds, self._sample_seconds, self._n_sampled)
 
     def _use_idle_time(self, bodies: list[bytes]) -> None:
         """A step of idle work if nobody wants anything; its end if a request does."""

@@ -70,8 +70,9 @@ class Roster:
 
     def work(self) -> list[Work]:
         """The running sequences that can be computed, as the scheduler sees them."""
+        urgency = self._urgency()
         return [
-            Work(i, s.number, s.n_left, s.decoding, self._urgency(s), s.submit.client)
+            Work(i, s.number, s.n_left, s.decoding, urgency[s], s.submit.client)
             for i, s in enumerate(self.running)
             if s.leader is None
         ]
@@ -117,7 +118,8 @@ class Roster:
         """Park the youngest background sequences for an interactive one, if enough of them run."""
         if first.submit.priority != "interactive":
             return False
-        background = [s for s in self.running if s.submit.priority == "background" and self._urgency(s) > 0]
+        urgency = self._urgency()
+        background = [s for s in self.running if s.submit.priority == "background" and urgency[s] > 0]
         victims: list[Sequence] = []
         for sequence in sorted(background, key=lambda one: -one.number):
             victims.append(sequence)
@@ -173,10 +175,13 @@ class Roster:
         self.n_shared += sequence.n_cached
         sequence.leader, sequence.n_awaited = None, 0
 
-    def _urgency(self, sequence: Sequence) -> int:
-        """The best rank of a sequence and of all that wait for it."""
-        followers = [one for one in self.running if one.leader is sequence]
-        return min([sequence.rank, *map(self._urgency, followers)])
+    def _urgency(self) -> dict[Sequence, int]:
+        """The best rank of each running sequence and of all that wait for it, who come behind it in `running`."""
+        urgency = {sequence: sequence.rank for sequence in self.running}
+        for sequence in reversed(self.running):
+            if sequence.leader in urgency:
+                urgency[sequence.leader] = min(urgency[sequence.leader], urgency[sequence])
+        return urgency
 
     # -- growing and leaving
 
@@ -189,7 +194,8 @@ class Roster:
 
     def last_in_line(self) -> Sequence:
         """Of what runs, the one that makes room when cells run out: of the last class, the youngest."""
-        return max(self.running, key=lambda sequence: (self._urgency(sequence), sequence.number))
+        urgency = self._urgency()
+        return max(self.running, key=lambda sequence: (urgency[sequence], sequence.number))
 
     def send_back(self, sequence: Sequence) -> None:
         """Take id and cells from a running sequence, which waits again in its place.

@@ -15,11 +15,11 @@ from tests.miniarch.shapes import PROJECT
 Report = dict[str, Any]
 
 
-def decode_all(paths: Iterable[Path], library: Path) -> dict[Path, Report]:
-    """What `tests.miniarch.decode` says of each model; a model that ends the child gets the reason as "died"."""
+def decode_all(paths: Iterable[Path], library: Path, module: str = "tests.miniarch.decode") -> dict[Path, Report]:
+    """What `module` says of each model; a model that ends the child gets the reason as "died"."""
     waiting, reports = list(paths), {}
     while waiting:
-        answers, last_words = _child(waiting, library)
+        answers, last_words = _child(waiting, library, module)
         reports.update(answers)
         if last_words is None:
             return reports
@@ -28,9 +28,9 @@ def decode_all(paths: Iterable[Path], library: Path) -> dict[Path, Report]:
     return reports
 
 
-def _child(paths: list[Path], library: Path) -> tuple[dict[Path, Report], str | None]:
+def _child(paths: list[Path], library: Path, module: str) -> tuple[dict[Path, Report], str | None]:
     """Reports in the order of `paths`, and the end of stderr if the child died on the one behind the last."""
-    command = [sys.executable, "-m", "tests.miniarch.decode", *map(str, paths)]
+    command = [sys.executable, "-m", module, *map(str, paths)]
     environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(library), "GGML_NO_BACKTRACE": "1"}
     result = subprocess.run(
         command,
