@@ -44,7 +44,7 @@ class TestPlan:
 
     def test_even_arrivals_are_equally_far_apart(self) -> None:
         plan = arrivals((Source(LONG, 1),), 100, 1, 2.0)
-        assert [item.at for item in plan] == pytest.approx([1.25 + 5 * n for n in range(20)])
+        assert [item.at for item in plan] == pytest.approx([0.75 + 7.5 * n for n in range(14)])
 
     def test_another_seed_and_another_speed(self) -> None:
         assert arrivals(CHATS, 100, 1) != arrivals(CHATS, 100, 2)
@@ -254,6 +254,13 @@ class TestComparison:
         assert set(comparison.ratios(self.OURS, empty).as_json().values()) == {"a", None}
         assert comparison.best_peer([]) is None
 
+    def test_dominated_by_time_looks_at_stalls(self) -> None:
+        """A peer with one long stall among many short gaps is better by count, not by time."""
+        steady = figures.figures("ours", {}, [[outcome(2.0, *(2.0 + 0.1 * n for n in range(1, 100)))]])
+        stalls = figures.figures("b", {}, [[outcome(1.0, *(1.0 + 0.01 * n for n in range(1, 99)), 9.0)]])
+        assert comparison.dominated_by(steady, [stalls]) == ["b"]
+        assert comparison.dominated_by(steady, [stalls], by_time=True) == []
+
     def test_dominated_only_by_who_is_better_in_all_three(self) -> None:
         peers = [server("all", 0.05, 0.5, 96.0), server("slow", 0.05, 0.5, 94.0), server("late", 0.05, 2.0, 99.0),
                  server("jerky", 0.2, 0.5, 99.0), replace(self.OURS, name="same")]  # fmt: skip
@@ -289,8 +296,9 @@ class TestReport:
         text = report.table(self.run(server("a", 0.05, 0.5, 96.0), server("b", 0.2, 4.0, 100.0)).as_json())
         assert "| ours | 95.0 | 90.0 | 100 / 100 / 100 ms |" in text
         assert "Ratios to b (highest throughput): p95_itl 0.50" in text
-        assert "better than ours in all three: a" in text
-        assert "no peer is better" in report.table(self.run(server("b", 0.2, 4.0, 100.0)).as_json())
+        assert "Better than ours in all three: a and with gaps by time a." in text
+        alone = report.table(self.run(server("b", 0.2, 4.0, 100.0)).as_json())
+        assert "Better than ours in all three: none and with gaps by time none." in alone
 
     def test_other_kinds_get_a_table_of_their_own(self) -> None:
         made = figures.figures("t", {}, [[outcome(1.0, 2.0, kind=TITLE)]])

@@ -45,15 +45,18 @@ def ratios(ours: ServerFigures, peer: ServerFigures) -> Ratios:
     )
 
 
-def dominated_by(ours: ServerFigures, peers: Sequence[ServerFigures]) -> list[str]:
-    """Names of peers that are better in all three figures at once; a missing figure is worse than any."""
-    mine = _figures(ours)
-    return [peer.name for peer in peers if all(a < b for a, b in zip(_figures(peer), mine, strict=True))]
+def dominated_by(ours: ServerFigures, peers: Sequence[ServerFigures], *, by_time: bool = False) -> list[str]:
+    """Names of peers that are better in all three figures at once; a missing figure is worse than any.
+
+    `by_time` takes the gaps weighted by their length.
+    """
+    mine = _figures(ours, by_time)
+    return [peer.name for peer in peers if all(a < b for a, b in zip(_figures(peer, by_time), mine, strict=True))]
 
 
-def _figures(server: ServerFigures) -> tuple[float, float, float]:
+def _figures(server: ServerFigures, by_time: bool) -> tuple[float, float, float]:
     """The three figures, smaller is better."""
-    itl = server.chats.itl.p95 if server.chats else None
+    itl = _chats(server)[1 if by_time else 0]
     ttft = server.ttft_short.p95
     return (math.inf if itl is None else itl, math.inf if ttft is None else ttft, -server.throughput)
 

@@ -2,7 +2,7 @@
 
 Arrivals are a Poisson process for each client: the time to the next request is exponential and does not depend on
 whether earlier ones were answered. A server that falls behind gets no fewer requests, so its waiting shows. A kind that
-is `even` comes at equal distances instead, the first after a quarter of one.
+is `even` comes at equal distances instead, the first after a tenth of one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Arrival:
 
 
 CHAT = Kind("chat", 160, 64, 0.08, n_turns=4)
-LONG = Kind("long", 4000, 16, 0.1, short=False, even=True)
+LONG = Kind("long", 4000, 16, 1 / 15, short=False, even=True)
 TITLE = Kind("title", 120, 12, 0.125)
 AUTOCOMPLETE = Kind("autocomplete", 200, 12, 0.25)
 
@@ -104,7 +104,7 @@ def _times(draw: random.Random, kind: Kind, speed: float) -> Iterator[float]:
     """Seconds of arrivals, without end."""
     rate = kind.rate * speed
     if kind.even:
-        return count(0.25 / rate, 1 / rate)
+        return count(0.1 / rate, 1 / rate)
     return accumulate(iter(lambda: draw.expovariate(rate), None))
 
 

@@ -12,6 +12,8 @@ from hotset_tools.bench.load.figures import ServerFigures
 BUSY = 0.1
 """Share of the machine used by others above which figures are doubtful."""
 
+_DOMINATED = ("dominated_by", "dominated_by_time")
+
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
@@ -41,6 +43,7 @@ class LoadRun:
             "peers": [self._peer(peer) for peer in self.peers],
             "ratios": ratios(self.ours, best).as_json() if self.ours and best else None,
             "dominated_by": dominated_by(self.ours, self.peers) if self.ours else [],
+            "dominated_by_time": dominated_by(self.ours, self.peers, by_time=True) if self.ours else [],
             "notes": self.notes(),
         }
 
@@ -122,9 +125,12 @@ def _verdict(run: Mapping[str, Any]) -> list[str]:
     if not found:
         return []
     words = ", ".join(f"{name} {value:.2f}" for name, value in found.items() if isinstance(value, float))
-    worse = run["dominated_by"]
-    beaten = f"better than ours in all three: {', '.join(worse)}" if worse else "no peer is better in all three at once"
-    return [f"Ratios to {found['peer']} (highest throughput): {words}; {beaten}.", ""]
+    better = " and with gaps by time ".join(", ".join(run[name]) or "none" for name in _DOMINATED)
+    return [
+        f"Ratios to {found['peer']} (highest throughput): {words}.",
+        f"Better than ours in all three: {better}.",
+        "",
+    ]
 
 
 def _spread(found: Mapping[str, Any] | None, factor: float, unit: str) -> str:
