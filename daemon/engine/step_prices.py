@@ -167,7 +167,8 @@ class StepPrices:
             return 0
         if not sizes:
             return FIRST_TRIED
-        return round(sizes[0] / 4 if sizes[0] >= 4 * (WIDEST_PARTIAL + 1) else 2 * sizes[0])
+        smaller = min(FIRST_TRIED, sizes[0] // 2)
+        return smaller if smaller > WIDEST_PARTIAL else 2 * sizes[0]
 
     def widest(self, seconds: float, width: int, most: int) -> tuple[int, int]:
         """The largest narrow and the largest wide step within `seconds`, in tokens, prompts among them.

@@ -304,7 +304,7 @@ def test_what_wide_steps_cost_is_tried_before_it_is_judged() -> None:
         kinds.append(plan)
         scheduler.computed(plan, running, spilled(plan.n_tokens))
     sizes = [plan.n_tokens for plan in kinds if plan.kind is Kind.WHOLE]
-    assert sizes[:2] == [200, 512]
+    assert sizes[:2] == [50, 512]
     assert not any(plan.kind is Kind.PIECES for plan in kinds)
 
 
