@@ -59,18 +59,35 @@ class Seen:
     tokens: list[tuple[float, str, int]] = field(default_factory=list)
     read: list[float] = field(default_factory=list)
     """When long prompts gave their token."""
+    computed: list[tuple[float, int]] = field(default_factory=list)
+    """Tokens of prompts that the engine had computed by then, of all requests."""
 
-    def rates(self, start: float, end: float, n_prompt: int) -> Rates:
-        """Of what came between two times. Prompts are counted from the end of one to the end of another."""
+    def rates(self, start: float, end: float) -> Rates:
+        """Of what came between two times."""
         counted = [one for one in self.tokens if start <= one[0] < end]
-        ends = [at for at in self.read if start <= at < end]
         gaps = [later - earlier for earlier, later in self._pairs(counted)]
         return Rates(
             chats=sum(n for _, _, n in counted) / (end - start) if counted else None,
-            prompts=(len(ends) - 1) * n_prompt / (ends[-1] - ends[0]) if len(ends) > 1 else None,
-            n_prompts=len(ends),
+            prompts=self._prompts(start, end),
+            n_prompts=sum(start <= at < end for at in self.read),
             longest_gap_ms=1e3 * max(gaps) if gaps else None,
         )
+
+    def _prompts(self, start: float, end: float) -> float | None:
+        """Between the first and the last report within, without the prompts of chats that gave a first token there.
+
+        Several prompts may be read in turns, so that their ends tell little.
+        """
+        reports = [one for one in self.computed if start <= one[0] < end]
+        if len(reports) < 2:
+            return None
+        (since, before), (until, after) = reports[0], reports[-1]
+        first: dict[str, float] = {}
+        for at, request, _ in self.tokens:
+            first.setdefault(request, at)
+        chats = CHAT_PROMPT * sum(since <= at < until for at in first.values())
+        n_tokens = after - before - chats
+        return n_tokens / (until - since) if n_tokens > 0 else None
 
     @staticmethod
     def _pairs(counted: list[tuple[float, str, int]]) -> Iterator[tuple[float, float]]:
@@ -108,7 +125,7 @@ class Driver:
         for request in self._running:
             self._pipe.send(Cancel(id=request))
         self._drain()
-        return seen.rates(began + _SETTLE_SHARE * self._load.seconds, end, self._load.n_prompt)
+        return seen.rates(began + _SETTLE_SHARE * self._load.seconds, end)
 
     def _submit(self, kind: str) -> None:
         self._n_made += 1
@@ -132,8 +149,10 @@ class Driver:
             report = REPORT.validate_json(body)
             if not isinstance(report, Step):
                 continue
-            self.snapshot = report.snapshot or self.snapshot
             now = self._clock()
+            if report.snapshot is not None:
+                self.snapshot = report.snapshot
+                seen.computed.append((now, report.snapshot.prompt_tokens))
             for event in report.events:
                 kind = event.id.partition("-")[0]
                 if isinstance(event, Failed):

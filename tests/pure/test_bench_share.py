@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import EngineFailed, HotsetError
-from daemon.messages import Cancel, Done, Event, Failed, Step, Submit, Tokens
+from daemon.messages import Cancel, Done, Event, Failed, Snapshot, Step, Submit, Tokens
 from hotset_tools.bench.share import PROMPTS_IN_LINE, Driver, Load, configured, table
 from hotset_tools.bench.walks import Walks
 
@@ -33,6 +33,7 @@ class FakeEngine:
         self.clock, self.requests, self.sent = clock, dict[str, Submit](), list[Submit]()
         self.cancelled: list[str] = []
         self.next_read = 1.0
+        self.computed = self.begun = 0
         self.broken = self.deaf = False
 
     def send(self, message: Submit | Cancel) -> None:
@@ -40,6 +41,7 @@ class FakeEngine:
             assert message.id not in self.requests
             self.requests[message.id] = message
             self.sent.append(message)
+            self.begun += message.id.startswith("chat")
         elif not self.deaf:
             self.cancelled.append(message.id)
 
@@ -56,7 +58,10 @@ class FakeEngine:
             events.append(self.over(prompts[0], "length"))
         if self.broken:
             events.append(Failed(id=chats[0], code="engine_failed", message="no more"))
-        return [Step(events=events, snapshot=None).model_dump_json().encode()]
+        self.computed += 10 * bool(prompts) + 64 * self.begun
+        self.begun = 0
+        snapshot = Snapshot(waiting=0, slots=[], prompt_tokens=round(self.computed))
+        return [Step(events=events, snapshot=snapshot).model_dump_json().encode()]
 
     def over(self, request: str, reason: str) -> Done:
         del self.requests[request]
@@ -82,7 +87,7 @@ def test_chats_alone(engine: FakeEngine) -> None:
     assert not engine.requests, "all is over at the end"
 
 
-def test_prompts_are_counted_from_end_to_end_and_follow_each_other(engine: FakeEngine) -> None:
+def test_prompts_are_counted_as_the_engine_reads_them_and_follow_each_other(engine: FakeEngine) -> None:
     rates = driver(engine).phase(chats=False, prompts=True)
     assert rates.prompts == pytest.approx(100, rel=0.02)
     assert rates.chats is None

@@ -16,6 +16,7 @@ from hotset_tools.bench.load import contest
 from hotset_tools.bench.load.arms import Workload
 from hotset_tools.bench.load.plan import sources
 from hotset_tools.bench.load.runner import Patience
+from hotset_tools.bench.walks import Walks
 from hotset_tools.cli import main
 from tests.system.daemon_process import Daemon
 
@@ -47,12 +48,14 @@ def test_a_failed_request_ends_the_benchmark(library_path: Path) -> None:
         engine.run(EMBEDDED_MODEL, n_sequences=1, n_tokens=5000)
 
 
-def test_share_compares_both_with_each_alone(library_path: Path) -> None:
-    load = share.Load(n_chats=2, n_prompt=64, seconds=2.0)
-    result = json.loads(json.dumps(share.run(share.configured(EMBEDDED_MODEL, "cpu", "auto", 0, load), load)))
-    assert set(result["share"]) == {"chats", "prompts"}
-    assert all(value > 0 for kind in ("alone", "together", "share") for value in result[kind].values())
-    assert [len(one) for one in result["rounds"]] == [3, 3]
+def test_share_keeps_a_real_engine_busy_and_ends_all_of_it(library_path: Path) -> None:
+    load = share.Load(n_chats=2, n_prompt=256, seconds=3.0)
+    with engine.started(share.configured(EMBEDDED_MODEL, "cpu", "auto", 0, load)) as (pipe, info):
+        driver = share.Driver(pipe, Walks(EMBEDDED_MODEL, info.n_vocab, 1), load)
+        driver.phase(chats=True, prompts=True)
+        assert driver.snapshot is not None
+        assert driver.snapshot.prompt_tokens > 0
+        assert driver.phase(chats=True, prompts=False).n_prompts == 0, "no prompt of the phase before is left"
 
 
 def test_clients_count_what_the_server_counted(daemon: Daemon) -> None:
