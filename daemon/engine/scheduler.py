@@ -29,8 +29,6 @@ TIMED_AGAIN = 64
 """Steps after which one without prompts is due, whose price is what the target goes by."""
 TRIED_AGAIN = 16
 """Whole ubatches after which a small one tells what such a step costs whatever its tokens."""
-TRIED_SOON = 2
-"""The same while that is hardly known."""
 FIXED_PART = 0.5
 """Of the time that the target leaves for prompts: what a step's own price may take of it in small pieces."""
 _EXACT = 1e-9
@@ -157,8 +155,8 @@ class Scheduler:
         piece = self._piece(width, n_left)
         if self._prefers_pieces(width, n_left, piece):
             return Kind.PIECES, max(piece, min(SMALLEST_PIECE, all_of_it))
-        due = TRIED_AGAIN if self.prices.knows_small else TRIED_SOON
-        return self._whole(FIRST_TRIED if self._n_whole >= due else all_of_it)
+        small = self._n_whole >= TRIED_AGAIN or not self.prices.knows_small
+        return self._whole(min(FIRST_TRIED, all_of_it) if small else all_of_it)
 
     def _whole(self, n_tokens: int) -> tuple[Kind, int]:
         """A step without regard to the target, once decode has had its part of the time."""

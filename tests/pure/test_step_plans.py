@@ -304,8 +304,16 @@ def test_what_wide_steps_cost_is_tried_before_it_is_judged() -> None:
         kinds.append(plan)
         scheduler.computed(plan, running, spilled(plan.n_tokens))
     sizes = [plan.n_tokens for plan in kinds if plan.kind is Kind.WHOLE]
-    assert sizes[:2] == [50, 512]
+    assert sizes[:4] == [50, 68, 68, 512]
     assert not any(plan.kind is Kind.PIECES for plan in kinds)
+
+
+def test_steps_that_are_smaller_than_what_is_tried_fit_all_the_same() -> None:
+    scheduler, running = Scheduler(32), work(decoding=4, prompts=(5000,))
+    for _ in range(100):
+        plan = scheduler.plan(running)
+        assert plan.n_tokens <= 32
+        scheduler.computed(plan, running, 1.0 if plan.n_prompt else 0.01)
 
 
 def test_a_machine_that_has_become_cheaper_is_noticed() -> None:
