@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hotset_tools.bench import live_commands, residency_commands
+from hotset_tools.bench import live_commands, residency_commands, soak_command
 from hotset_tools.bench.load import command as load_command
 
 app = typer.Typer(no_args_is_help=True)
@@ -23,6 +23,7 @@ app.command("decode")(residency_commands.decode)
 app.command("prefill")(residency_commands.prefill)
 app.command("live")(live_commands.live)
 app.command("load")(load_command.load)
+app.command("soak")(soak_command.soak)
 app.command("tables")(residency_commands.tables)
 
 

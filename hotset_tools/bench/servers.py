@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,10 @@ def peer_directory() -> Path:
 
 
 @contextmanager
-def hotsetd(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterator[Server]:
-    """The daemon on the CPU, `n_ctx` tokens for each of `n_sequences`."""
+def hotsetd(
+    model: Path, n_sequences: int, n_ctx: int, log: Path, settings: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """The daemon on the CPU, `n_ctx` tokens for each of `n_sequences`; `settings` are more of its environment."""
     port = free_port()
     environ = os.environ | {
         "HOTSET_MODEL_PATH": str(model),
@@ -65,6 +67,7 @@ def hotsetd(model: Path, n_sequences: int, n_ctx: int, log: Path) -> Iterator[Se
         "HOTSET_ENGINE_MAX_SEQUENCES": str(n_sequences),
         "HOTSET_ENGINE_KV_CELLS": str(n_ctx * n_sequences),
         "HOTSET_LOG_LEVEL": "warning",
+        **(settings or {}),
     }
     with _running([sys.executable, "-m", "daemon"], environ, port, log, cwd=log.parent) as server:
         yield server
