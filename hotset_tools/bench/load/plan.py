@@ -52,7 +52,7 @@ class Arrival:
     turn: int
 
 
-CHAT = Kind("chat", 160, 64, 0.08, n_turns=4)
+CHAT = Kind("chat", 100, 128, 0.07, n_turns=4)
 LONG = Kind("long", 4000, 16, 1 / 15, short=False, even=True)
 TITLE = Kind("title", 120, 12, 0.125)
 AUTOCOMPLETE = Kind("autocomplete", 200, 12, 0.25)
