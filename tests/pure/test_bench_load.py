@@ -118,7 +118,7 @@ class TestBodies:
         assert isinstance(messages, list)
         history = turn % CHAT.n_turns
         assert [m["role"] for m in messages] == ["user", "assistant"] * history + ["user"]
-        assert sum(len(m["content"].split()) for m in messages) == 75
+        assert sum(len(m["content"].split()) for m in messages) == WRITER.scale.n_words(CHAT.n_prompt)
 
     def test_prompts_begin_like_no_other(self) -> None:
         opening = [self.body(self.arrival(n, turn))["messages"][0]["content"].split()[0]  # type: ignore[index]
