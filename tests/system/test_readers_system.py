@@ -151,6 +151,7 @@ def settings(**changes: object) -> soak.Settings:
     return soak.Settings(**(values | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.timeout(300)
 def test_a_short_soak(library_path: Path) -> None:
     said: list[str] = []
     report = soak.run(settings(), said.append)
