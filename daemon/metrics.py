@@ -191,6 +191,8 @@ class _Gauges(Collector):
         cells.add_metric(["used"], view.snapshot.kv_cells_used)
         cells.add_metric(["free"], view.snapshot.kv_cells - view.snapshot.kv_cells_used)
         yield cells
+        parked = view.snapshot.parked_bytes
+        yield GaugeMetricFamily("hotset_parked_bytes", "RAM of answers that made room for others.", value=parked)
         yield from expert_metrics.gauges(view.residency)
         yield from _card_memory(view.cards)
         yield _info("hotset_build", "What is running.", {"version": view.version, "python": platform.python_version()})

@@ -338,7 +338,7 @@ class FakeSupervisor:
     state: EngineState = "ready"
     reason: str = ""
     progress: float = 1.0
-    snapshot: Snapshot = field(default_factory=lambda: Snapshot(kv_cells_used=10, kv_cells=8192))
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot(kv_cells_used=10, kv_cells=8192, parked_bytes=7))
     residency: Residency = field(default_factory=lambda: Residency(reason="not applicable: no device"))
     restarts: int = 0
 

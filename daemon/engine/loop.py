@@ -166,7 +166,6 @@ class Loop:
 
     def _start_waiting(self) -> None:
         while (sequence := self._roster.start_next()) is not None:
-            sequence.started = sequence.started or self._clock()
             if sequence.sampler is None:
                 self._guard(sequence, self._give_sampler)
 
@@ -243,6 +242,8 @@ class Loop:
         if self._residency is not None:
             self._residency.prepare(width)
         before = self._clock()
+        for sequence, _ in parts:
+            sequence.started = sequence.started or before
         code = self._context.decode(rows)
         if not width:
             self._context.synchronize()  # what a step with prompts takes is what the next ones are planned by

@@ -23,6 +23,8 @@ from daemon.messages import Scheduling
 
 HEADROOM = 64
 """Cells beyond its tokens that a sequence must find free to start, so that it is not sent back at once."""
+LAST_RANK = 2
+"""Of background work: what it decodes may wait for prompts of a better class."""
 SMALLEST_PIECE = 8
 """Tokens of prompts that a step takes at least, whatever the target says: a prompt must come to its end."""
 TIMED_AGAIN = 64
@@ -39,7 +41,7 @@ class Kind(StrEnum):
 
     DECODE = "decode"
     FULL = "full"
-    """Nothing decodes that prompts would have to leave time for."""
+    """Nothing decodes that prompts would have to leave time for: background answers have no claim on better prompts."""
     PIECES = "pieces"
     """Pieces that fill the step up to the target."""
     WHOLE = "whole"
@@ -145,7 +147,7 @@ class Scheduler:
         width = len(decoding)
         all_of_it = self._n_ubatch - width
         urgent = min(work.rank for work in reading)
-        if not any(work.rank <= urgent for work in decoding):
+        if all(work.rank == LAST_RANK > urgent for work in decoding):
             return Kind.FULL, all_of_it
         if self.prices.age(width) > TIMED_AGAIN:
             return Kind.DECODE, 0

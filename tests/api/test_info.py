@@ -292,6 +292,7 @@ async def test_metrics(daemon: Daemon) -> None:
         "hotset_ready 1.0",
         'hotset_kv_cells{state="used"} 10.0',
         'hotset_kv_cells{state="free"} 8182.0',
+        "hotset_parked_bytes 7.0",
     ):
         assert line in lines
     assert any(line.startswith("hotset_build_info{") and 'version="0.0-test"' in line for line in lines)
