@@ -61,7 +61,7 @@ def test_what_a_client_has_left_is_kept_for_its_next_turn_but_not_once_nothing_o
     cheap = [line.push("b", cost=QUANTUM) for _ in range(3)]
     assert [line.pop() for _ in range(3)] == [cheap[0], dear, cheap[1]]
     again = line.push("a", cost=QUANTUM)
-    later = line.push("a", cost=QUANTUM)
+    later = line.push("a", cost=QUANTUM - 1)
     assert line.rest() == [again, cheap[2], later], "QUANTUM - 1 of before are gone"
 
 

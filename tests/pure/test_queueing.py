@@ -293,6 +293,18 @@ async def test_one_that_is_refused_takes_nobodys_place() -> None:
     assert scene.cancelled == []
 
 
+async def test_the_third_replaces_the_second_also_once_the_first_has_ended() -> None:
+    scene = Scene(capacity=1)
+    scene.submit("first", replaces="key")
+    second = scene.submit("second", replaces="key")
+    scene.finish("first", finish_reason="cancelled")
+    scene.submit("third", replaces="key")
+    assert scene.cancelled == ["first", "second"]
+    scene.finish("second", finish_reason="cancelled")
+    assert await read(second) == ["done"]
+    assert scene.started == ["first", "second", "third"]
+
+
 async def test_what_is_over_is_not_replaced() -> None:
     scene = Scene(capacity=1)
     scene.submit("old", replaces="key")
@@ -318,6 +330,22 @@ async def test_one_that_is_made_anew_can_be_replaced() -> None:
     assert await read(old) == ["done"]
     await settle()
     assert scene.started == ["new"]
+
+
+async def test_one_that_is_made_anew_has_not_used_up_its_turn() -> None:
+    scene = Scene(capacity=1)
+    scene.admission.hold()
+    agains = {name: Again(name) for name in ("a", "b")}
+    for client, again in agains.items():
+        submit = scene.made(client, client=client, prompt=[1] * 1000)
+        scene.admission.submit(submit, again=again)
+    scene.admission.renew()
+    scene.admission.release()
+    await settle()
+    agains["a"].submit_as = scene.made("a", client="a", prompt=[2] * 1000)
+    agains["a"].may.set()
+    await settle()
+    assert (scene.started, agains["b"].n_asked) == (["a"], 0)
 
 
 async def test_limits_of_a_client_hold_while_requests_are_made_anew() -> None:
