@@ -38,7 +38,7 @@ def load(
     ] = "",
     mix: Annotated[str, typer.Option(help=f"What is sent: {', '.join(MIXES)}.")] = "chats+long",
     clients: Annotated[int, typer.Option(min=1, max=32, help="Clients, not counting the one with long prompts.")] = 8,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Of arrivals for each server, all rounds.")] = 46.0,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="Of arrivals for each server, all rounds.")] = 40.0,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Pieces of that; servers take turns.")] = 2,
     speed: Annotated[float, typer.Option(min=0.01, max=1000, help="Factor on all rates of arrival.")] = 1.0,
     burst: Annotated[float, typer.Option(min=0, max=600, help="Seconds whose requests come at once; 0: none.")] = 10.0,
