@@ -31,8 +31,6 @@ TIMED_AGAIN = 64
 """Steps after which one without prompts is due, whose price is what the target goes by."""
 TRIED_AGAIN = 16
 """Whole ubatches after which a small one tells what such a step costs whatever its tokens."""
-FIXED_PART = 0.5
-"""Of the time that the target leaves for prompts: what a step's own price may take of it in small pieces."""
 _EXACT = 1e-9
 
 
@@ -194,9 +192,8 @@ class Scheduler:
         return best - width
 
     def _prefers_pieces(self, width: int, n_left: int, piece: int) -> bool:
-        """Whether wide steps cost little beyond their tokens, or a piece costs no more a token than a whole ubatch."""
-        slack = self._target(width) - self.prices.decode(width)
-        if self.prices.fixed - self.prices.decode(width) <= FIXED_PART * slack:
+        """Whether a wide step has its own price within the target, or a piece costs no more a token than a whole."""
+        if self.prices.fixed <= self._target(width):
             return True
         return piece > 0 and self._extra(width, piece) <= self._extra(width, n_left)
 
