@@ -3,10 +3,10 @@
 Decode goes first: every sequence that has a sampled token gets its row. How much of a prompt a step takes beside them
 follows from measured prices (docs/scheduling.md):
 
-- Where a step with a prompt costs little beyond its tokens, pieces of prompts fill each step up to the target: so many
-  times the step without them.
-- Where it has a high price of its own (experts that are copied to the device), pieces of a whole ubatch alternate with
-  decode steps, which keep their share of the time.
+- Pieces of prompts fill each step up to the target, so many times the step without them, where prompts are read fast
+  enough so: at their share of the speed that whole ubatches have.
+- Where they are not, because a step has a high price of its own (experts that are copied to the device) or tokens cost
+  more in small steps, larger pieces alternate with decode steps, which keep their share of the time.
 
 Where nothing decodes that is as urgent as the prompts are, a step is as large as it can be.
 """
@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from daemon.engine.step_prices import FIRST_TRIED, StepPrices
 from daemon.engine.turns import Prompt, Turns
+from daemon.hotset.controller import WIDEST_PARTIAL
 from daemon.messages import Scheduling
 
 HEADROOM = 64
@@ -31,6 +32,10 @@ TIMED_AGAIN = 64
 """Steps after which one without prompts is due, whose price is what the target goes by."""
 TRIED_AGAIN = 16
 """Whole ubatches after which a small one tells what such a step costs whatever its tokens."""
+NEARLY = 0.8
+"""Of their share of speed, what prompts must have for pieces to be kept within the target."""
+ECONOMICAL = 1.125
+"""What a token may add to a step, against one of a whole ubatch, for smaller ones to alternate with decode steps."""
 _EXACT = 1e-9
 
 
@@ -91,6 +96,8 @@ class Scheduler:
         self._turns = Turns()
         self._owed = 0.0
         """Seconds of decode steps that a whole ubatch has to be made up for with."""
+        self._owed_by = 0
+        """The best class that had prompts in it: better ones do not wait for that."""
         self._n_whole = 0
         """Such steps since a small one was tried."""
         self._first = 0
@@ -101,10 +108,10 @@ class Scheduler:
         decoding = self._rows([work for work in running if work.decoding])
         reading = [work for work in running if not work.decoding]
         parts = [(work.index, 1) for work in decoding]
-        kind, left = self._room(decoding, reading)
+        kind, left = self._room(running, decoding, reading)
         places = {work.number: work.index for work in reading}
         order = self._turns.order([work.prompt for work in reading])
-        if kind is Kind.FULL:
+        if kind in (Kind.FULL, Kind.WHOLE):
             left = self._in_time(order, len(decoding), left)
         for prompt in order:
             if left <= 0:
@@ -121,9 +128,10 @@ class Scheduler:
         numbers = {work.index: work.number for work in running}
         tokens = {numbers[index]: n for index, n in plan.parts[plan.n_decode :]}
         self._turns.computed([work.prompt for work in running if not work.decoding], tokens)
-        share = self.settings.decode_share
         if plan.kind is Kind.WHOLE:
-            self._owed = seconds * share / (1 - share)
+            share = self._share(running)
+            self._owed += seconds * share / (1 - share)
+            self._owed_by = min(work.rank for work in running if work.number in tokens)
             self._n_whole = self._n_whole + 1 if plan.n_prompt > FIRST_TRIED else 0
         elif plan.kind is Kind.DECODE:
             self._owed = max(0.0, self._owed - seconds)
@@ -138,7 +146,7 @@ class Scheduler:
         first = self._first % len(decoding)
         return (decoding[first:] + decoding[:first])[: self._n_ubatch]
 
-    def _room(self, decoding: Sequence[Work], reading: Sequence[Work]) -> tuple[Kind, int]:
+    def _room(self, running: Sequence[Work], decoding: Sequence[Work], reading: Sequence[Work]) -> tuple[Kind, int]:
         """Tokens of prompts that the next step takes, and why."""
         if not reading:
             return Kind.DECODE, 0
@@ -151,16 +159,27 @@ class Scheduler:
             return Kind.DECODE, 0
         n_left = min(all_of_it, sum(work.n_left for work in reading))
         if 0 < (untried := self.prices.untried - width) <= n_left:
-            return self._whole(untried)
+            return self._whole(untried, urgent)
         piece = self._piece(width, n_left)
-        if self._prefers_pieces(width, n_left, piece):
+        enough = NEARLY * (1 - self._share(running)) * self._speed(all_of_it, width)
+        if piece >= n_left or self._speed(piece, width) >= enough:
             return Kind.PIECES, max(piece, min(SMALLEST_PIECE, all_of_it))
         small = self._n_whole >= TRIED_AGAIN or not self.prices.knows_small
-        return self._whole(min(FIRST_TRIED, all_of_it) if small else all_of_it)
+        return self._whole(min(FIRST_TRIED, all_of_it) if small else self._economical(width, n_left), urgent)
 
-    def _whole(self, n_tokens: int) -> tuple[Kind, int]:
-        """A step without regard to the target, once decode has had its part of the time."""
-        return (Kind.DECODE, 0) if self._owed > 0 else (Kind.WHOLE, n_tokens)
+    def _share(self, running: Sequence[Work]) -> float:
+        """Of the time, what answers keep where prompts alternate with them: less, the more prompts there are.
+
+        Each prompt of a class that is as good as the best of the answers counts as one of two does in the settings.
+        """
+        best = min((work.rank for work in running if work.decoding), default=LAST_RANK)
+        n_prompts = max(1, sum(work.rank <= best for work in running if not work.decoding))
+        share = self.settings.decode_share
+        return share / (share + (1 - share) * n_prompts)
+
+    def _whole(self, n_tokens: int, rank: int) -> tuple[Kind, int]:
+        """A step without regard to the target, once decode has had its part of the time for what was as urgent."""
+        return (Kind.DECODE, 0) if self._owed > 0 and rank >= self._owed_by else (Kind.WHOLE, n_tokens)
 
     def _in_time(self, order: Sequence[Prompt], width: int, most: int) -> int:
         """How much of `most` tokens a step takes, so that what follows the prompts which it ends does not delay them.
@@ -191,11 +210,18 @@ class Scheduler:
         best = max(sizes, key=lambda n: (n - width) / max(self.prices.mixed(n, width), _EXACT), default=width)
         return best - width
 
-    def _prefers_pieces(self, width: int, n_left: int, piece: int) -> bool:
-        """Whether a wide step has its own price within the target, or a piece costs no more a token than a whole."""
-        if self.prices.fixed <= self._target(width):
-            return True
-        return piece > 0 and self._extra(width, piece) <= self._extra(width, n_left)
+    def _speed(self, n_prompt: int, width: int) -> float:
+        """Tokens of prompts a second, with so many in each step."""
+        return n_prompt / max(self.prices.mixed(width + n_prompt, width), _EXACT)
+
+    def _economical(self, width: int, most: int) -> int:
+        """The smallest ubatch whose tokens add hardly more to a step than those of `most`.
+
+        Among halves of it, and what stays on the hot path.
+        """
+        limit, sizes = ECONOMICAL * self._extra(width, most), [WIDEST_PARTIAL - width]
+        sizes += sorted(n for n in (most >> i for i in range(most.bit_length())) if width + n > WIDEST_PARTIAL)
+        return next((n for n in sizes if 0 < n < most and self._extra(width, n) <= limit), most)
 
     def _extra(self, width: int, n_prompt: int) -> float:
         """Seconds that each of so many tokens adds to a step that decodes."""

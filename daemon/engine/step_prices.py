@@ -9,11 +9,9 @@ compute, and the price jumps in between.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable
-from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -44,7 +42,6 @@ class Curve:
         self._bins: dict[int, deque[tuple[int, float]]] = {}
         self._middles: dict[int, tuple[int, float]] = {}
         self._points: list[tuple[int, float]] = []
-        self._fixed: float | None = None
 
     def add(self, n: int, seconds: float) -> None:
         """A step of `n` tokens (at least 1) took so long."""
@@ -56,7 +53,7 @@ class Curve:
         for i in reversed(range(len(points))):
             most = min(most, points[i][1])
             points[i] = points[i][0], most
-        self._points, self._fixed = points, None
+        self._points = points
 
     def known(self, n: int) -> int:
         """Times that are kept of the bin of `n` tokens."""
@@ -86,22 +83,6 @@ class Curve:
         (left, low), (right, high) = points[i - 1], points[i]
         slope = (high - low) / (right - left)
         return low + slope * (n - left)
-
-    def fixed(self) -> float:
-        """Seconds that a step costs whatever its tokens: the line through all points (Theil and Sen's) at 0 tokens.
-
-        0 where less than two points are known.
-        """
-        if self._fixed is None:
-            self._fixed = self._intercept()
-        return self._fixed
-
-    def _intercept(self) -> float:
-        if len(self._points) < 2:
-            return 0.0
-        pairs = itertools.combinations(self._points, 2)
-        slope = median((b - a) / (y - x) for (x, a), (y, b) in pairs)
-        return max(0.0, median(seconds - slope * n for n, seconds in self._points))
 
     def widest(self, seconds: float, low: int, high: int) -> int:
         """The most tokens in [low, high] whose price is at most `seconds`; `low` - 1 if there are none."""
@@ -148,11 +129,6 @@ class StepPrices:
     def mixed(self, n: int, width: int) -> float:
         """Seconds of a step of `n` tokens, prompts among them, `width` of them generated."""
         return max(self._curve(n).price(n), self._decode.price(width))
-
-    @property
-    def fixed(self) -> float:
-        """Seconds that a wide step costs whatever its tokens; 0 where that is not known yet."""
-        return self._wide.fixed()
 
     @property
     def knows_small(self) -> bool:
