@@ -13,7 +13,7 @@ Where nothing decodes that is as urgent as the prompts are, a step is as large a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -95,9 +95,9 @@ class Scheduler:
         self._n_ubatch = n_ubatch
         self._turns = Turns()
         self._owed = 0.0
-        """Seconds of decode steps that a whole ubatch has to be made up for with."""
-        self._owed_by = 0
-        """The best class that had prompts in it: better ones do not wait for that."""
+        """Seconds of decode steps that whole ubatches have to be made up for with."""
+        self._debtors: dict[int, int] = {}
+        """The prompts in these, and their classes: others of such a class do not wait for that."""
         self._n_whole = 0
         """Such steps since a small one was tried."""
         self._first = 0
@@ -109,6 +109,8 @@ class Scheduler:
         reading = [work for work in running if not work.decoding]
         parts = [(work.index, 1) for work in decoding]
         kind, left = self._room(running, decoding, reading)
+        if kind is Kind.WHOLE and self._owed > 0:
+            reading = self._free_of_debt(decoding, reading, left)
         places = {work.number: work.index for work in reading}
         order = self._turns.order([work.prompt for work in reading])
         if kind in (Kind.FULL, Kind.WHOLE):
@@ -129,15 +131,32 @@ class Scheduler:
         tokens = {numbers[index]: n for index, n in plan.parts[plan.n_decode :]}
         self._turns.computed([work.prompt for work in running if not work.decoding], tokens)
         if plan.kind is Kind.WHOLE:
-            share = self._share(running)
-            self._owed += seconds * share / (1 - share)
-            self._owed_by = min(work.rank for work in running if work.number in tokens)
+            self._owe(running, tokens, seconds, plan.n_decode)
             self._n_whole = self._n_whole + 1 if plan.n_prompt > FIRST_TRIED else 0
         elif plan.kind is Kind.DECODE:
             self._owed = max(0.0, self._owed - seconds)
         elif plan.kind is Kind.FULL:
             self._owed = 0.0
+        if not self._owed:
+            self._debtors.clear()
         self._first += plan.n_decode
+
+    def _owe(self, running: Sequence[Work], tokens: Mapping[int, int], seconds: float, width: int) -> None:
+        """Never more than what follows one ubatch of the largest size: short prompts might add to it without end."""
+        share = self._share(running)
+        most = max(seconds, self.prices.mixed(self._n_ubatch, width))
+        self._owed = min(self._owed + seconds * share / (1 - share), most * share / (1 - share))
+        self._debtors |= {work.number: work.rank for work in running if work.number in tokens}
+
+    def _free_of_debt(self, decoding: Sequence[Work], reading: Sequence[Work], room: int) -> list[Work]:
+        """Prompts that may be read although decode is to be made up for: short ones would wait for what others took.
+
+        Of the answers' class or a better one, and as short as one step can read, or better than all that owe.
+        """
+        best = min((work.rank for work in decoding), default=LAST_RANK)
+        owing = min(self._debtors.values(), default=LAST_RANK)
+        others = [work for work in reading if work.number not in self._debtors and work.rank <= best]
+        return [work for work in others if work.n_left <= room or work.rank < owing]
 
     def _rows(self, decoding: list[Work]) -> list[Work]:
         """All of them, or as many as a step takes, in turn."""
@@ -159,13 +178,13 @@ class Scheduler:
             return Kind.DECODE, 0
         n_left = min(all_of_it, sum(work.n_left for work in reading))
         if 0 < (untried := self.prices.untried - width) <= n_left:
-            return self._whole(untried, urgent)
+            return Kind.WHOLE, untried
         piece = self._piece(width, n_left)
         enough = NEARLY * (1 - self._share(running)) * self._speed(all_of_it, width)
         if piece >= n_left or self._speed(piece, width) >= enough:
             return Kind.PIECES, max(piece, min(SMALLEST_PIECE, all_of_it))
         small = self._n_whole >= TRIED_AGAIN or not self.prices.knows_small
-        return self._whole(min(FIRST_TRIED, all_of_it) if small else self._economical(width, n_left), urgent)
+        return Kind.WHOLE, min(FIRST_TRIED, all_of_it) if small else self._economical(width, all_of_it, n_left)
 
     def _share(self, running: Sequence[Work]) -> float:
         """Of the time, what answers keep where prompts alternate with them: less, the more prompts there are.
@@ -176,10 +195,6 @@ class Scheduler:
         n_prompts = max(1, sum(work.rank <= best for work in running if not work.decoding))
         share = self.settings.decode_share
         return share / (share + (1 - share) * n_prompts)
-
-    def _whole(self, n_tokens: int, rank: int) -> tuple[Kind, int]:
-        """A step without regard to the target, once decode has had its part of the time for what was as urgent."""
-        return (Kind.DECODE, 0) if self._owed > 0 and rank >= self._owed_by else (Kind.WHOLE, n_tokens)
 
     def _in_time(self, order: Sequence[Prompt], width: int, most: int) -> int:
         """How much of `most` tokens a step takes, so that what follows the prompts which it ends does not delay them.
@@ -214,14 +229,16 @@ class Scheduler:
         """Tokens of prompts a second, with so many in each step."""
         return n_prompt / max(self.prices.mixed(width + n_prompt, width), _EXACT)
 
-    def _economical(self, width: int, most: int) -> int:
-        """The smallest ubatch whose tokens add hardly more to a step than those of `most`.
+    def _economical(self, width: int, most: int, n_left: int) -> int:
+        """The smallest ubatch, halving `most`, whose tokens add hardly more to a step than those of a whole one.
 
-        Among halves of it, and what stays on the hot path.
+        No larger than what is left, and on the hot path if that costs hardly more.
         """
-        limit, sizes = ECONOMICAL * self._extra(width, most), [WIDEST_PARTIAL - width]
-        sizes += sorted(n for n in (most >> i for i in range(most.bit_length())) if width + n > WIDEST_PARTIAL)
-        return next((n for n in sizes if 0 < n < most and self._extra(width, n) <= limit), most)
+        n, limit = most, ECONOMICAL * self._extra(width, most)
+        while n // 2 >= max(SMALLEST_PIECE, WIDEST_PARTIAL + 1 - width) and self._extra(width, n // 2) <= limit:
+            n //= 2
+        n, narrow = min(n, n_left), WIDEST_PARTIAL - width
+        return narrow if 0 < narrow < n and self._extra(width, narrow) <= ECONOMICAL * self._extra(width, n) else n
 
     def _extra(self, width: int, n_prompt: int) -> float:
         """Seconds that each of so many tokens adds to a step that decodes."""

@@ -304,16 +304,28 @@ def test_prompts_of_a_lower_class_take_no_more_for_being_many() -> None:
     assert spent[True] / sum(spent.values()) == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_better_prompt_does_not_wait_for_what_a_worse_one_owes() -> None:
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_prompt_does_not_wait_for_what_others_owe_unless_it_is_of_a_lower_class(rank: int) -> None:
     scheduler, chats = taught(cpu), work(decoding=2)
-    background, urgent = Work(2, 2, 4000, False, 2), Work(3, 3, 100, False, 0)
+    background, urgent = Work(2, 2, 4000, False, 1), Work(3, 3, 100, False, rank)
     while (plan := scheduler.plan([*chats, background])).kind is not Kind.WHOLE:
         scheduler.computed(plan, [*chats, background], cpu(plan.n_tokens))
     scheduler.computed(plan, [*chats, background], cpu(plan.n_tokens))
     assert scheduler.plan([*chats, background]).kind is Kind.DECODE
     found = scheduler.plan([*chats, background, urgent])
-    assert found.kind is Kind.WHOLE
-    assert found.parts[2] == (3, 100)
+    assert found.parts[2:] == (((3, 100),) if rank < 2 else ())
+
+
+def test_what_is_owed_does_not_grow_with_every_short_prompt() -> None:
+    """Else a stream of them would keep a long one waiting without end."""
+    scheduler, chats, n_read, seconds = taught(cpu), work(decoding=2), 0, 0.0
+    for i in range(3000):
+        running = [*chats, Work(2, 2, 100_000, False), Work(3, 10 + i, 60, False)]
+        plan = scheduler.plan(running)
+        scheduler.computed(plan, running, cpu(plan.n_tokens))
+        seconds += cpu(plan.n_tokens)
+        n_read += dict(plan.parts).get(2, 0)
+    assert n_read > 0, "it is read"
 
 
 def test_the_price_without_prompts_is_timed_first_and_again() -> None:
@@ -456,3 +468,13 @@ def test_background_prompts_leave_the_interactive_their_time() -> None:
     found = ours(script, cpu, until=40.0)
     assert max(found.first("now")) < 0.7, "an ubatch that is underway, and its own"
     assert found.first("slow"), "it makes progress"
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 200, 511])
+def test_however_many_answers_there_are_a_step_is_planned(width: int) -> None:
+    scheduler = Scheduler(512)
+    running = [*work(decoding=width), Work(width, width, 5000, False)]
+    for _ in range(200):
+        plan = scheduler.plan(running)
+        assert plan.n_tokens <= 512
+        scheduler.computed(plan, running, cpu(plan.n_tokens))
