@@ -40,6 +40,7 @@ $(GROUPS:%=test-%): test-%: setup
 
 check: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/hotset patchset check
 
