@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 
 from daemon.engine.step_prices import FIRST_TRIED, StepPrices
 from daemon.engine.turns import Prompt, Turns
@@ -109,10 +110,10 @@ class Scheduler:
         reading = [work for work in running if not work.decoding]
         parts = [(work.index, 1) for work in decoding]
         kind, left = self._room(running, decoding, reading)
-        if kind is Kind.WHOLE and self._owed > 0:
-            reading = self._free_of_debt(decoding, reading, left)
         places = {work.number: work.index for work in reading}
         order = self._turns.order([work.prompt for work in reading])
+        if kind is Kind.WHOLE and self._owed > 0:
+            order = self._free_of_debt(decoding, order, left)
         if kind in (Kind.FULL, Kind.WHOLE):
             left = self._in_time(order, len(decoding), left)
         for prompt in order:
@@ -148,15 +149,20 @@ class Scheduler:
         self._owed = min(self._owed + seconds * share / (1 - share), most * share / (1 - share))
         self._debtors |= {work.number: work.rank for work in running if work.number in tokens}
 
-    def _free_of_debt(self, decoding: Sequence[Work], reading: Sequence[Work], room: int) -> list[Work]:
+    def _free_of_debt(self, decoding: Sequence[Work], order: Sequence[Prompt], room: int) -> list[Prompt]:
         """Prompts that may be read although decode is to be made up for: short ones would wait for what others took.
 
-        Of the answers' class or a better one, and as short as one step can read, or better than all that owe.
+        Of the answers' class or a better one, and as short as one step can read, or better than all that owe. Only
+        those whose turn is before that of any that has to wait, who would else wait as long as short ones come.
         """
         best = min((work.rank for work in decoding), default=LAST_RANK)
         owing = min(self._debtors.values(), default=LAST_RANK)
-        others = [work for work in reading if work.number not in self._debtors and work.rank <= best]
-        return [work for work in others if work.n_left <= room or work.rank < owing]
+
+        def free(prompt: Prompt) -> bool:
+            short = prompt.n_left <= room or prompt.rank < owing
+            return prompt.number not in self._debtors and prompt.rank <= best and short
+
+        return list(takewhile(free, order))
 
     def _rows(self, decoding: list[Work]) -> list[Work]:
         """All of them, or as many as a step takes, in turn."""

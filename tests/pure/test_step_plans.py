@@ -328,6 +328,21 @@ def test_what_is_owed_does_not_grow_with_every_short_prompt() -> None:
     assert n_read > 0, "it is read"
 
 
+@pytest.mark.parametrize("machine", [cpu, spilled])
+def test_short_prompts_that_are_free_of_debt_pass_a_long_one_by_no_more_than_its_own_length(machine: Machine) -> None:
+    """However many come: it owes, they do not, and with each of them more is owed."""
+    scheduler, chats, left, passed, number = taught(machine), work(decoding=2), 4000, 0, 10
+    while left and passed < 20_000:
+        short = [Work(3 + i, number + i, 60, False) for i in range(6)]
+        running, number = [*chats, Work(2, 2, left, False), *short], number + 6
+        plan = scheduler.plan(running)
+        scheduler.computed(plan, running, machine(plan.n_tokens))
+        n_read = dict(plan.parts).get(2, 0)
+        left, passed = left - n_read, passed + plan.n_prompt - n_read
+    assert not left
+    assert passed <= 4000 + 512
+
+
 def test_the_price_without_prompts_is_timed_first_and_again() -> None:
     scheduler = Scheduler(512)
     running = work(decoding=2, prompts=(100_000,))
