@@ -28,7 +28,8 @@ HEADROOM = 64
 LAST_RANK = 2
 """Of background work: what it decodes may wait for prompts of a better class."""
 SMALLEST_PIECE = 8
-"""Tokens of prompts that a step takes at least, whatever the target says: a prompt must come to its end."""
+"""Tokens of prompts that a step takes at least, whatever the target says: a prompt must come to its end. Fewer where it
+would leave the hot path for them."""
 TIMED_AGAIN = 64
 """Steps after which one without prompts is due, whose price is what the target goes by."""
 TRIED_AGAIN = 16
@@ -188,7 +189,8 @@ class Scheduler:
         piece = self._piece(width, n_left)
         enough = NEARLY * (1 - self._share(running)) * self._speed(all_of_it, width)
         if piece >= n_left or self._speed(piece, width) >= enough:
-            return Kind.PIECES, max(piece, min(SMALLEST_PIECE, all_of_it))
+            narrow = WIDEST_PARTIAL - width
+            return Kind.PIECES, max(piece, min(SMALLEST_PIECE, narrow if 0 < piece <= narrow else all_of_it))
         small = self._n_whole >= TRIED_AGAIN or not self.prices.knows_small
         return Kind.WHOLE, min(FIRST_TRIED, all_of_it) if small else self._economical(width, all_of_it, n_left)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from daemon.engine.scheduler import SMALLEST_PIECE, TIMED_AGAIN, Kind, Scheduler, StepPlan, Work
 from daemon.engine.step_prices import FIRST_TRIED, Curve, StepPrices
 from daemon.engine.turns import CLASS_STEP, Prompt, Turns
+from daemon.hotset.controller import WIDEST_PARTIAL
 from daemon.messages import Scheduling
 from tests.scheduling_replay import (
     Arrival,
@@ -264,6 +265,20 @@ def test_a_target_that_nothing_meets_still_lets_prompts_come_to_their_end() -> N
 def test_a_piece_is_never_smaller_than_a_few_tokens() -> None:
     plan = taught(settings=Scheduling(target_latency=1.8, decode_share=0.95)).plan(work(decoding=4, prompts=(4000,)))
     assert (plan.kind, plan.n_prompt) == (Kind.PIECES, SMALLEST_PIECE)
+
+
+def test_a_few_tokens_more_are_no_reason_to_leave_the_hot_path() -> None:
+    """With 28 answers three tokens still fit; one step beyond costs as much as twenty on it."""
+
+    def machine(n: int) -> float:
+        return (0.03 if n <= WIDEST_PARTIAL else 1.0) + 0.0005 * n
+
+    scheduler, running = Scheduler(128), work(decoding=28, prompts=(4000,))
+    for n in (29, 31, 64, 128) * 3:
+        scheduler.prices.observe(28, n - 28, machine(n))
+        scheduler.prices.observe(28, 0, machine(28))
+    plan = scheduler.plan(running)
+    assert (plan.kind, plan.n_tokens) == (Kind.PIECES, WIDEST_PARTIAL)
 
 
 def test_pieces_that_read_too_slowly_give_way_to_larger_ones_that_alternate() -> None:
