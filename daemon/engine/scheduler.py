@@ -107,8 +107,8 @@ class Scheduler:
 
     def plan(self, running: Sequence[Work]) -> StepPlan:
         """The next step for what runs; without parts if nothing does."""
-        decoding = self._rows([work for work in running if work.decoding])
         reading = [work for work in running if not work.decoding]
+        decoding = self._rows([work for work in running if work.decoding], SMALLEST_PIECE if reading else 0)
         parts = [(work.index, 1) for work in decoding]
         kind, left = self._room(running, decoding, reading)
         places = {work.number: work.index for work in reading}
@@ -165,12 +165,13 @@ class Scheduler:
 
         return list(takewhile(free, order))
 
-    def _rows(self, decoding: list[Work]) -> list[Work]:
-        """All of them, or as many as a step takes, in turn."""
-        if len(decoding) <= self._n_ubatch:
+    def _rows(self, decoding: list[Work], kept: int) -> list[Work]:
+        """All of them, or as many as a step takes that keeps a few rows for prompts, in turn."""
+        most = self._n_ubatch - kept
+        if len(decoding) <= most:
             return decoding
         first = self._first % len(decoding)
-        return (decoding[first:] + decoding[:first])[: self._n_ubatch]
+        return (decoding[first:] + decoding[:first])[:most]
 
     def _room(self, running: Sequence[Work], decoding: Sequence[Work], reading: Sequence[Work]) -> tuple[Kind, int]:
         """Tokens of prompts that the next step takes, and why."""

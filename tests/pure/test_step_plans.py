@@ -210,7 +210,8 @@ def test_a_plan_fits_takes_nothing_twice_and_always_computes_something(
         assert all(1 <= n <= running[i].n_left for i, n in parts.items())
         rows = [i for i in parts if running[i].decoding]
         assert rows == [i for i, _ in plan.parts[: plan.n_decode]]
-        assert len(rows) == min(n_ubatch, sum(one.decoding for one in running))
+        kept = 0 if all(one.decoding for one in running) else SMALLEST_PIECE
+        assert len(rows) == min(n_ubatch - kept, sum(one.decoding for one in running))
         assert bool(parts) == bool(running)
         if running:
             scheduler.computed(plan, running, 0.01)
@@ -224,6 +225,19 @@ def test_more_sequences_than_a_step_has_rows_take_turns() -> None:
             rows[index] += 1
         scheduler.computed(plan, running, 0.01)
     assert max(rows) - min(rows) <= 2
+
+
+def test_answers_that_fill_every_step_leave_a_few_rows_to_prompts() -> None:
+    """Else a prompt would wait until answers end, however long they are."""
+    scheduler, left = Scheduler(32), 100
+    for _ in range(300):
+        running = work(decoding=50, prompts=(left,))
+        plan = scheduler.plan(running)
+        scheduler.computed(plan, running, 0.01)
+        left -= plan.n_prompt
+        if not left:
+            break
+    assert not left
 
 
 def test_alone_a_prompt_has_the_whole_step() -> None:
