@@ -244,13 +244,13 @@ class Admission:
 
         What is made anew has its place, and does not count.
         """
-        more = 1 + (older is not None and older in self._queue)
+        leave = [ticket] + [older] * (older is not None and older in self._queue)
         return refusal(
             ticket.submit,
             self._limits(),
-            waiting=len(self._queue) - more,
-            background=self._queue.count("background") - 1,
-            of_client=self._queue.count_of(ticket.submit.client) - more,
+            waiting=len(self._queue) - len(leave),
+            background=self._queue.count("background") - sum(one.submit.priority == "background" for one in leave),
+            of_client=self._queue.count_of(ticket.submit.client) - len(leave),
         )
 
     def _queue_full(self, why: Refusal) -> QueueFull:

@@ -262,6 +262,17 @@ async def test_a_newer_one_takes_the_place_of_one_that_waits_even_in_a_full_queu
     assert scene.started == ["runs", "new"]
 
 
+async def test_a_newer_background_one_takes_the_place_of_the_older_in_a_full_part_of_the_queue() -> None:
+    """A key with the class background asks for autocompletion."""
+    scene = Scene(capacity=1, max_waiting=4)
+    scene.submit("runs")
+    for number in range(2):
+        scene.submit(f"b{number}", priority="background")
+    scene.submit("old", client="a", priority="background", replaces="file.py")
+    scene.submit("new", client="a", priority="background", replaces="file.py")
+    assert [one.id for one in scene.admission.waiting()] == ["b0", "b1", "new"]
+
+
 async def test_a_newer_one_cancels_one_that_runs_and_starts_when_that_has_ended() -> None:
     scene = Scene(capacity=1)
     old = scene.submit("old", replaces="key")
