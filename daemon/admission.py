@@ -244,7 +244,7 @@ class Admission:
 
         What is made anew has its place, and does not count.
         """
-        leave = [ticket] + [older] * (older is not None and older in self._queue)
+        leave = [one for one in (ticket, older) if one is not None and one in self._queue]
         return refusal(
             ticket.submit,
             self._limits(),

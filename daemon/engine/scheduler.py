@@ -108,7 +108,8 @@ class Scheduler:
     def plan(self, running: Sequence[Work]) -> StepPlan:
         """The next step for what runs; without parts if nothing does."""
         reading = [work for work in running if not work.decoding]
-        decoding = self._rows([work for work in running if work.decoding], SMALLEST_PIECE if reading else 0)
+        kept = min(SMALLEST_PIECE, self._n_ubatch // 4) if reading else 0
+        decoding = self._rows([work for work in running if work.decoding], kept)
         parts = [(work.index, 1) for work in decoding]
         kind, left = self._room(running, decoding, reading)
         places = {work.number: work.index for work in reading}
