@@ -89,10 +89,6 @@ class Ticket:
         self._read_all = not isinstance(event, Tokens)
         return event
 
-    def waiting_events(self) -> int:
-        """Events that could be read without waiting."""
-        return len(self._events)
-
     def _wake_reader(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
