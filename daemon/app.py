@@ -92,7 +92,7 @@ async def serve(path: Path | None, settings: Settings, stop: asyncio.Event, hang
         _closing(parts.pools),
     ):
         log.info("listening on http://%s", address)
-        reloads = reloader(path, settings, services, _adjust(parts.supervisor))
+        reloads = reloader(path, settings, services, adjuster(parts.supervisor.send, settings.config))
         async with _obeying(reloads, exchange(parts), parts.recordings, hangup):
             texts = asyncio.create_task(parts.pools.current.start(), name="text pool")
             await _until(stop, life, parts.supervisor, texts)
@@ -136,7 +136,7 @@ def reloader(path: Path | None, settings: Settings, services: Services, adjust: 
     def apply(new: Settings) -> None:
         """The one place where keys come into force: whoever needs another one asks `services.config` each time."""
         services.config = new.config
-        adjust(new.config)  # an engine that has this already, or not loaded yet, ignores it
+        adjust(new.config)
         services.keys.replace(new.api_keys)
         services.admission.refresh()
         set_level(new.config.log.level)
@@ -151,8 +151,18 @@ def reloader(path: Path | None, settings: Settings, services: Services, adjust: 
     return Reloader(path, settings, apply=apply, report=report)
 
 
-def _adjust(supervisor: Supervisor) -> Callable[[Config], None]:
-    return lambda new: supervisor.send(Adjust(residency=residency_spec(new), scheduling=scheduling(new)))
+def adjuster(send: Callable[[Adjust], None], config: Config) -> Callable[[Config], None]:
+    """What tells an engine, which was loaded with `config` or told before, of each section that is another one now."""
+    told = {"residency": residency_spec(config), "scheduling": scheduling(config)}
+
+    def adjust(new: Config) -> None:
+        now = {"residency": residency_spec(new), "scheduling": scheduling(new)}
+        changed = {name: spec for name, spec in now.items() if spec != told[name]}
+        told.update(now)
+        if changed:
+            send(Adjust.model_validate(changed))
+
+    return adjust
 
 
 @contextlib.asynccontextmanager

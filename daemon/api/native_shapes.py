@@ -146,7 +146,7 @@ def waiting(item: Waiting, n_ctx: int, client: str) -> dict[str, Any]:
         "request": item.id,
         "phase": "waiting",
         "position": item.position + 1,
-        "class": item.priority,
+        "priority": item.priority,
         "client": client,
         "age_seconds": round(item.seconds, 3),
     }

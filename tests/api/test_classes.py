@@ -250,7 +250,7 @@ async def test_slots_shows_who_waits_without_naming_them(daemon: Daemon) -> None
     waiting = slots[4:]
     assert [slot["request"] for slot in waiting] == ["r1", "r2", "r3"]
     assert [slot["position"] for slot in waiting] == [1, 2, 3]
-    assert [slot["class"] for slot in waiting] == ["interactive", "background", "background"]
+    assert [slot["priority"] for slot in waiting] == ["interactive", "background", "background"]
     assert [slot["age_seconds"] for slot in waiting] == [0.25, 12.346, 0.0]
     assert {slot["is_processing"] for slot in waiting} == {False}
     assert waiting[0]["client"] == waiting[1]["client"] != waiting[2]["client"]

@@ -64,7 +64,7 @@ def test_what_waits_survives_an_engine_and_starts_in_the_order_of_classes(tmp_pa
             queued.append(Asking(daemon, **CHAT, max_tokens=20, service_tier=tier))
             eventually(lambda n=number: len(waiting(daemon)) == n + 1, "it is queued")  # type: ignore[misc]
         queue = waiting(daemon)
-        assert [slot["class"] for slot in queue] == ["interactive", "normal", "background"]
+        assert [slot["priority"] for slot in queue] == ["interactive", "normal", "background"]
         assert [slot["position"] for slot in queue] == [1, 2, 3]
         daemon.engine().send_signal(signal.SIGKILL)
         assert lost.json()["error"]["code"] == "engine_failed"
