@@ -95,7 +95,10 @@ def test_a_terminal_that_is_closed_ends_the_service(tmp_path: Path, library_path
         os.close(theirs)
         eventually(lambda: "engine ready" in log.read_text(), "readiness")
         os.close(ours)
-        assert process.wait(30) == EXIT_OK
+        try:
+            assert process.wait(30) == EXIT_OK
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it goes on: {log.read_text()}")
     finally:
         process.kill()
         process.wait()
