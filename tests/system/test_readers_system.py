@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import socket
@@ -52,7 +53,8 @@ class Client:
 
     def leave(self, how: str) -> None:
         if how == "half":
-            self.sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it may have lost the connection already, because it does not read
+                self.sock.shutdown(socket.SHUT_WR)
             return
         if how == "reset":
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

@@ -81,6 +81,11 @@ def test_a_stream_goes_on_while_the_file_is_edited(
         assert hotset_reload(daemon, run).returncode == 1
 
 
+def _hears_of_hangups() -> None:
+    """Under nohup nobody would, and a service that is started so goes on without its terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def test_a_terminal_that_is_closed_ends_the_service(tmp_path: Path, library_path: Path) -> None:
     """It sends SIGHUP too, and nobody would be left to stop the service."""
     ours, theirs = os.openpty()
@@ -89,7 +94,7 @@ def test_a_terminal_that_is_closed_ends_the_service(tmp_path: Path, library_path
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["setsid", "--ctty", sys.executable, "-m", "daemon"],
-            env=environ, cwd=tmp_path, stdin=theirs, stdout=output, stderr=output,
+            env=environ, cwd=tmp_path, stdin=theirs, stdout=output, stderr=output, preexec_fn=_hears_of_hangups,
         )  # fmt: skip
     try:
         os.close(theirs)
