@@ -55,7 +55,7 @@ class FakeContext:
         self.cells: dict[int, list[FakeCell]] = {}
         self.batches: list[list[tuple[int, int, int, bool]]] = []
         self.samplers: list[FakeSampler] = []
-        self.refuse_once = 0
+        self.refuse_once = self.n_refused = 0
         self.sample_fails_at: int | None = None
         self.bytes_per_cell = 1
         """Of a saved state; 0: states cannot be saved."""
@@ -75,6 +75,7 @@ class FakeContext:
         if any(token == BAD_TOKEN for token, *_ in batch):
             return -1
         if self.refuse_once or self.used + len(batch) > self.n_cells:
+            self.n_refused += self.refuse_once > 0
             self.refuse_once = max(0, self.refuse_once - 1)
             return NO_CELLS
         self._histories.clear()
