@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from daemon.errors import HotsetError
 from daemon.native.devices import load_backends
 from daemon.native.library import TAIL, backend, load_reason
 from tests.miniarch.watch import Watch
@@ -82,16 +84,17 @@ def report(path: str) -> dict[str, Any]:
     return out
 
 
-def main(paths: list[str]) -> None:
+def answer_all(paths: list[str], report: Callable[[str], dict[str, Any]]) -> None:
+    """A line of JSON for each model: its report, or what went wrong with it."""
     backend()
     load_backends("cpu")
     for path in paths:
         try:
             answer = report(path)
-        except RuntimeError as error:
-            answer = {"error": str(error)}
+        except (AssertionError, RuntimeError, HotsetError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"path": path, **answer}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    answer_all(sys.argv[1:], report)

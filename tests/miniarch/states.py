@@ -6,19 +6,16 @@ which the library ends the process gets no line.
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import numpy as np
 
 from daemon.config import Config
-from daemon.errors import HotsetError
 from daemon.model_files import load_command
 from daemon.native.context import DECODED, Context
-from daemon.native.devices import load_backends
-from daemon.native.library import backend
 from daemon.native.model import Model
+from tests.miniarch.decode import answer_all
 
 N_PROMPT, N_SPLIT, N_OTHER = 64, 40, 24
 Logits = np.ndarray[Any, Any]
@@ -104,16 +101,5 @@ def report(path: str) -> dict[str, Any]:
     return out
 
 
-def main(paths: list[str]) -> None:
-    backend()
-    load_backends("cpu")
-    for path in paths:
-        try:
-            answer = report(path)
-        except (AssertionError, RuntimeError, HotsetError) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps({"path": path, **answer}), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    answer_all(sys.argv[1:], report)

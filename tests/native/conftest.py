@@ -12,6 +12,13 @@ from tests.lavapipe import environment
 from tests.residency_bench import rpc_server
 
 
+@pytest.fixture(scope="module")
+def child_device(library_path: Path) -> Iterator[str]:
+    """The name of another one, which this process holds no connection to: for a child."""
+    with rpc_server(library_path) as server:
+        yield server.device
+
+
 @pytest.fixture(scope="session")
 def rpc_device(library_path: Path) -> Iterator[str]:
     """The name of a CPU behind the RPC backend.

@@ -27,7 +27,6 @@ from hotset_tools.bench.walks import TopicWalks
 from hotset_tools.bench.worker import Worker
 from hotset_tools.cli import main
 from hotset_tools.make_model import write_model
-from hotset_tools.stand_in import rpc_server
 from tests.native.test_bench_workers import SHAPE
 
 N_LAYER, N_EXPERT, TOP_K = SHAPE.n_layer, SHAPE.n_expert, SHAPE.n_expert_used
@@ -41,16 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def device(library_path: Path) -> Iterator[str]:
-    with rpc_server(library_path) as server:
-        yield server.device
-
-
 @pytest.fixture
-def settings(model: Path, device: str, tmp_path: Path) -> Settings:
+def settings(model: Path, child_device: str, tmp_path: Path) -> Settings:
     return Settings(
-        model, device, budgets=(0.25, 0.5), sequences=(1,), threads=(1,), rounds=3, minutes=5, steps=16,
+        model, child_device, budgets=(0.25, 0.5), sequences=(1,), threads=(1,), rounds=3, minutes=5, steps=16,
         learn_tokens=512, ubatch=64, out=tmp_path / "out.json",
     )  # fmt: skip
 

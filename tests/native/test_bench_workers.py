@@ -21,7 +21,6 @@ from hotset_tools.bench.moe_models import BLOCK_GAIN, bench_routing
 from hotset_tools.bench.rows import Report, Row
 from hotset_tools.make_model import write_model
 from hotset_tools.model_shapes import Shape
-from hotset_tools.stand_in import rpc_server
 from tests import minigguf
 
 SHAPE = Shape(
@@ -36,17 +35,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def device(library_path: Path) -> Iterator[str]:
-    with rpc_server(library_path) as server:
-        yield server.device
-
-
 @pytest.fixture
-def settings(model: Path, device: str, tmp_path: Path) -> Settings:
+def settings(model: Path, child_device: str, tmp_path: Path) -> Settings:
     return Settings(
-        model, device, budgets=(0.5,), sequences=(1, 3), prefill=(48,), threads=(1,), rounds=3, minutes=5, steps=6,
-        learn_tokens=1024, ubatch=64, out=tmp_path / "out.json",
+        model, child_device, budgets=(0.5,), sequences=(1, 3), prefill=(48,), threads=(1,), rounds=3, minutes=5,
+        steps=6, learn_tokens=1024, ubatch=64, out=tmp_path / "out.json",
     )  # fmt: skip
 
 
@@ -91,8 +84,10 @@ def test_counted_hits_are_those_that_the_trace_foretells(settings: Settings, mon
             assert timed.hits == pytest.approx(foretold, abs=0.01 * trace.sum()), "but for rows that round otherwise"
 
 
-def test_a_model_is_described(model: Path, device: str) -> None:
-    found = json.loads(json.dumps(check_model.run(model, device=device, n_tokens=96, n_learn=256, seed=1).as_json()))
+def test_a_model_is_described(model: Path, child_device: str) -> None:
+    found = json.loads(
+        json.dumps(check_model.run(model, device=child_device, n_tokens=96, n_learn=256, seed=1).as_json())
+    )
     assert (found["routing"], found["layers"], found["tokens"]) == ("local", 3, 96)
     assert found["measured"].keys() > found["published"].keys() == found["difference"].keys()
     measured = found["measured"]
